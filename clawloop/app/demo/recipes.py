@@ -112,9 +112,7 @@ def _model_recipe() -> Recipe:
             ),
             distillation=_DISTILLATION.model_copy(update={"hint_distance": _MODEL_HINT_DISTANCE}),
             loss=Loss(kl=_MODEL_KL, distillation=1.0),
-            optimiser=Optimiser(
-                lr=_MODEL_LEARNING_RATE, beta1=_BETA1, epsilon=_MODEL_EPSILON, grad_clip=_GRAD_CLIP
-            ),
+            optimiser=Optimiser(lr=_MODEL_LEARNING_RATE, beta1=_BETA1, epsilon=_MODEL_EPSILON, grad_clip=_GRAD_CLIP),
         ),
         gate=Gate(content_loss=_MODEL_CONTENT_LOSS, lr_backoff=_LR_BACKOFF),
     )
