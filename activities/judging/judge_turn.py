@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 from temporalio import activity
 
-from activities.judging.evaluation import Case, Evaluator, Render, count_answers
+from activities.judging.evaluation import NOT_SPOKEN, Case, Evaluator, Render, count_answers
 from activities.judging.vote_collector import AnswerStore, Judge, VoteCollector
 from activities.notify import TrainingNotifier
 from clawloop.core.contracts.notices import Message
@@ -270,6 +270,7 @@ class JudgingActivities:
             requested_revision=request.revision,
             by_outcome=request.itself and context.task_outcome is not None,
             erased=context.turn.outcome is TurnOutcome.ERASED,
+            said_behind_tools=state.next_turn_id if state is not None and state.behind_tools else None,
         )
         if plan.action is Action.SKIP:
             return _stored_result(context)
@@ -284,7 +285,19 @@ class JudgingActivities:
         crash_point(CrashPoint.VOTES_STORED)
         ready_policy = await self._store.finalize(judgement.id, finalized, [given.id for given in case.feedback])
         await self._training.notify(ready_policy)
+        is_silent = judgement.recipe.signal.learns_from_words and finalized.hint is NOT_SPOKEN
+        if is_silent and (said := await self._said_meanwhile(case)) is not None:
+            return await self._judge_now(request, *said)
         return await self._finalized_result(plan, case, judgement, finalized)
+
+    async def _said_meanwhile(self, case: Case) -> tuple[TurnContext, NextState] | None:
+        """The case again with what the user said behind its tools; None if that comes later, and has it judged again.
+
+        Turns that come together are judged together: whoever looked for this one had to find it judged.
+        """
+        context = await self._store.load_context(case.record.turn_id)
+        state = None if context is None else await find_next_state(self._store.load_context, context)
+        return None if context is None or state is None or not state.behind_tools else (context, state)
 
     async def _open(self, plan: JudgingPlan, case: Case) -> OpenJudgement:
         # Revising keeps the stored votes; judging again, as an operator asked, opens a revision without votes.

@@ -71,7 +71,7 @@ _TURNS = f"""
     SELECT {", ".join(f"t.{column.name}" for column in TurnRow.__table__.columns)},
         s.policy, s.api_key_id, s.task_outcome, l.tools, {LESSON_TEXTS} AS lesson_texts,
         current.revision AS judged_revision, current.outcome AS judged_outcome, current.verdict AS judged_verdict,
-        current.shown_by AS judged_by,
+        current.shown_by AS judged_by, current.recipe_hash AS judged_recipe,
         (SELECT count(*) FROM turns o WHERE o.session_id = t.session_id AND o.kind = 'main' AND o.id <= t.id) AS number,
         {_ABOVE} AS follows, below.followed_by, below.overtaken_by,
         EXISTS (SELECT FROM feedback f WHERE f.turn_id = t.id) AS rated,
@@ -135,7 +135,7 @@ async def read_contexts(
                 follows=None if row["follows"] is None else TurnId(row["follows"]),
                 followed_by=[TurnId(later) for later in row["followed_by"] or ()],
                 overtaken_by=frozenset(TurnId(later) for later in row["overtaken_by"] or ()),
-                current=_current_judgement(row),
+                current=await _current_judgement(connection, row),
                 task_outcome=row["task_outcome"],
                 feedback=await _feedback(connection, turn.record.turn_id) if row["rated"] else [],
                 placed=by_place,
@@ -146,12 +146,13 @@ async def read_contexts(
     }
 
 
-def _current_judgement(row: Mapping[str, Any]) -> CurrentJudgement | None:
+async def _current_judgement(connection: AsyncConnection, row: Mapping[str, Any]) -> CurrentJudgement | None:
     if row["judged_revision"] is None:
         return None
     next_turn_id = None if row["judged_by"] is None else TurnId(row["judged_by"])
     outcome = TurnOutcome(row["judged_outcome"])
-    return CurrentJudgement(row["judged_revision"], outcome, row["judged_verdict"], next_turn_id)
+    by_words = (await _recipe(connection, row["judged_recipe"])).signal.learns_from_words
+    return CurrentJudgement(row["judged_revision"], outcome, row["judged_verdict"], next_turn_id, by_words)
 
 
 async def _feedback(connection: AsyncConnection, turn_id: TurnId) -> list[GivenFeedback]:

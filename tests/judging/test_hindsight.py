@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clawloop.core.contracts.turns import Message, TurnOutcome
+from clawloop.core.contracts.turns import Message, SessionEvidence, SessionSource, TurnOutcome, TurnRecord
 from clawloop.core.judging.evidence import has_control_tokens
 from clawloop.core.judging.hints import CONTROL_HINT, LONGEST_MESSAGE
 from clawloop.core.recipes.recipe import Recipe, Signal, load_recipe
@@ -16,6 +16,7 @@ from db.invariants import violations
 from db.turns.sessions import PostgresSessionStore
 from tests.judging.conftest import Bench, set_recipe
 from tests.judging.test_export import exported
+from tests.records import turn_record
 
 RECIPE = load_recipe(Path(__file__).parents[2] / "deploy" / "recipes" / "hindsight.toml")
 SAID = "No, in Python, and shorter."
@@ -142,6 +143,69 @@ async def test_a_turn_with_neither_words_nor_a_rating_makes_no_sample(
     assert hindsight.rows("SELECT * FROM samples") == []
     assert (await hindsight.close(session)).guarantee == ""
     assert hindsight.judge.requests == []
+
+
+WISH = "Ask me before you write a file."
+
+
+def run_of_tools(bench: Bench) -> list[TurnRecord]:
+    """A reply that calls a tool, one that calls another, the answer they led to, and what the user says of it."""
+    evidence = SessionEvidence(SessionSource.HEADER, "s")
+    calls = [{"id": "c1", "type": "function", "function": {"name": "write", "arguments": "{}"}}]
+    asked: list[Message] = [{"role": "user", "content": "Keep my shopping list."}]
+    replies: list[Message] = [
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "assistant", "content": "And once more.", "tool_calls": calls},
+        {"role": "assistant", "content": "It is in list.txt."},
+        {"role": "assistant", "content": "I will."},
+    ]
+    following: list[Message] = [TOOL, TOOL, {"role": "user", "content": WISH}, {"role": "user", "content": "Fine."}]
+    turns = []
+    for reply, follows in zip(replies, following, strict=True):
+        turns.append(turn_record(api_key_id=bench.key, evidence=evidence, messages=asked, response=reply))
+        asked = [*asked, reply, follows]
+    return turns
+
+
+@pytest.mark.parametrize("together", [False, True])
+async def test_what_a_person_says_of_an_answer_teaches_the_calls_that_led_to_it(
+    hindsight: Bench, together: bool
+) -> None:
+    turns = run_of_tools(hindsight)
+    first, second, answer, after = turns
+    if together:  # as a gateway's disk gives them back; the newest is judged first
+        session = await hindsight.insert(*turns)
+        for turn in (after, second, answer):
+            await hindsight.judge_turn(session, turn)
+    else:
+        session = await hindsight.insert(first)
+        for turn in (second, answer):
+            await hindsight.insert(turn)
+            (result,) = await hindsight.judge_turn(session, turn)
+            assert result.why == "no next message: the user has not spoken since"
+        await hindsight.insert(after)
+        results = await hindsight.judge_turn(session, after)
+        assert [result.turn_id for result in results] == [answer.turn_id, second.turn_id, first.turn_id]
+    newest = hindsight.rows(
+        "SELECT DISTINCT ON (turn_id) turn_id, shown_by, hint, outcome FROM judgements ORDER BY turn_id, revision DESC"
+    )
+    assert newest == [
+        {"turn_id": turn.turn_id, "shown_by": after.turn_id, "hint": WISH, "outcome": "sampled"}
+        for turn in (first, second, answer)
+    ]
+    assert len(hindsight.rows("SELECT * FROM samples WHERE state = 'fresh'")) == 3
+    again = await hindsight.judge_turn(session, after)  # as a retry does
+    assert len(hindsight.rows("SELECT * FROM judgements")) == 3 + 2, again
+
+
+async def test_a_judge_that_votes_on_what_tools_printed_is_not_asked_again(bench: Bench) -> None:
+    bench.judge.votes = [1]
+    first, second, answer, after = run_of_tools(bench)
+    session = await bench.insert(first, second, answer, after)
+    for turn in (second, answer):
+        await bench.judge_turn(session, turn)
+    (result,) = await bench.judge_turn(session, after)
+    assert result.turn_id == answer.turn_id
 
 
 async def test_words_beside_tool_output_are_the_users_alone(hindsight: Bench) -> None:

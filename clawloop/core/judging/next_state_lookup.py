@@ -2,16 +2,20 @@
 
 A turn follows the main turn it continues; side turns between them do not count. What looks like a client's chore is no
 feedback until a later request holds it with its reply: people ask for summaries, too.
+
+A reply that calls tools is followed by their results. What a person says of it comes behind the answer they led to:
+a recipe that learns from words waits for that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from clawloop.core.contracts.turns import TurnOutcome
 from clawloop.core.ids import TurnId
+from clawloop.core.judging.evidence import words_of
 from clawloop.core.judging.records import TurnContext
 from clawloop.core.turns.next_state import NextState, chore_asked, goes_on, holds_exchange, is_doubtful, next_states
 
@@ -34,10 +38,26 @@ class FoundState:
 async def find_next_state(load: LoadContext, turn: TurnContext, loaded: TurnContext | None = None) -> NextState | None:
     """The next state after a reply, from the first later main request that holds the reply; None if no request does.
 
+    Of a turn that was judged by a recipe that learns from words: the first that has any, if one has.
+
     Args:
         loaded: a later turn whose context need not be loaded again.
     """
-    return (await look_for_next_state(load, turn, loaded)).state
+    found = (await look_for_next_state(load, turn, loaded)).state
+    if turn.current is None or not turn.current.by_words:
+        return found
+    return await _said_behind_tools(load, found, loaded) or found
+
+
+async def _said_behind_tools(
+    load: LoadContext, found: NextState | None, loaded: TurnContext | None
+) -> NextState | None:
+    """What the user said first after tools had answered a reply; None if the user has said nothing yet, or at once."""
+    state = found
+    while state is not None and words_of(state.messages, ()) is None:
+        later = await _load(load, state.next_turn_id, loaded)
+        state = None if later is None else (await look_for_next_state(load, later, loaded)).state
+    return None if state is None or state is found else replace(state, behind_tools=True)
 
 
 async def look_for_next_state(load: LoadContext, turn: TurnContext, loaded: TurnContext | None = None) -> FoundState:
@@ -73,7 +93,8 @@ async def judgeable_by(
 
     That is the turn it follows, if its request is the first to hold that turn's next state; and the turn before that
     one, if its next state was withheld until now. And itself, if it was stored after the turn that holds its own next
-    state: that turn could not make it judgeable.
+    state: that turn could not make it judgeable. And the turns that called the tools behind the answer that the user
+    speaks of, where a recipe learns from words.
 
     Args:
         before: the turn it follows; None if there is none.
@@ -91,6 +112,11 @@ async def judgeable_by(
                 state = await find_next_state(load, withheld, recorded)
                 if state is not None and state.next_turn_id == chore.turn.record.turn_id:
                     found.append((withheld, state))
+    if not goes_on(recorded.turn.record.messages):
+        async for calling in _learning_from_words(load, before):
+            state = await find_next_state(load, calling, recorded)
+            if state is not None and state.behind_tools and state.next_turn_id == turn_id:
+                found.append((calling, state))
     if recorded.overtaken_by and recorded.turn.outcome is not TurnOutcome.ERASED:
         state = await find_next_state(load, recorded)
         if state is not None and state.next_turn_id in recorded.overtaken_by:
@@ -120,6 +146,17 @@ async def _begin_of(load: LoadContext, turn: TurnContext) -> TurnContext | None:
     while begin is not None and goes_on(begin.turn.record.messages):
         begin = None if begin.follows is None else await load(begin.follows)
     return begin
+
+
+async def _learning_from_words(load: LoadContext, answer: TurnContext | None) -> AsyncIterator[TurnContext]:
+    """The turns whose tool calls led to an answer, newest first, until one that was judged by what tools printed."""
+    turn = answer
+    while turn is not None and turn.follows is not None and goes_on(turn.turn.record.messages):
+        turn = await load(turn.follows)
+        if turn is not None and turn.current is not None:
+            if not turn.current.by_words:
+                return
+            yield turn
 
 
 async def _load(load: LoadContext, turn_id: TurnId, loaded: TurnContext | None) -> TurnContext | None:

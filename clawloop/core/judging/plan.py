@@ -43,6 +43,7 @@ def plan_judging(
     requested_revision: int | None = None,
     by_outcome: bool = False,
     erased: bool = False,
+    said_behind_tools: TurnId | None = None,
 ) -> JudgingPlan:
     """The one thing to do with a turn.
 
@@ -53,9 +54,14 @@ def plan_judging(
         requested_revision: the judgement an operator asked for; None if no operator did.
         by_outcome: its session's outcome is enough to judge the turn by.
         erased: the turn's content was erased.
+        said_behind_tools: the turn whose request holds the next state, if that is `NextState.behind_tools`.
     """
     has_new_feedback = any(not given.applied for given in feedback)
-    is_new_state = has_next_state and current is not None and current.next_turn_id is None
+    is_new_state = (
+        has_next_state
+        and current is not None
+        and (current.next_turn_id is None or said_behind_tools not in (None, current.next_turn_id))
+    )
     if erased:
         return JudgingPlan(Action.SKIP)
     if current is not None and current.revision >= (requested_revision or 0) and not (has_new_feedback or is_new_state):

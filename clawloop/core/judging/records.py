@@ -35,12 +35,14 @@ class CurrentJudgement:
     Args:
         outcome: the turn's outcome by this judgement.
         next_turn_id: the turn whose request holds the next state; None if the turn was judged by feedback alone.
+        by_words: its recipe learns from words, as `Signal.learns_from_words` says.
     """
 
     revision: int
     outcome: TurnOutcome
     verdict: int | None
     next_turn_id: TurnId | None
+    by_words: bool = False
 
 
 @dataclass(frozen=True, slots=True)

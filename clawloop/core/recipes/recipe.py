@@ -98,6 +98,11 @@ class Signal(Table):
         return self.hints and self.hints_from == "message"
 
     @property
+    def learns_from_words(self) -> bool:
+        """True if a reply is judged by what its user says and rates alone, and not by what tools print."""
+        return self.teaches_by_message and not self.verdicts
+
+    @property
     def asks_judge(self) -> bool:
         """True if a judge is asked anything."""
         return self.verdicts or self.asks_for_hints

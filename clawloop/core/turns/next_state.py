@@ -24,10 +24,12 @@ class NextState:
     Args:
         next_turn_id: the turn whose request holds it.
         messages: tool results and user messages, unchanged and in their order; never empty.
+        behind_tools: the user said this of the answer that the reply's tool calls led to, and nothing before.
     """
 
     next_turn_id: TurnId
     messages: list[Message]
+    behind_tools: bool = False
 
 
 def next_states(

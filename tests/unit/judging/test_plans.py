@@ -93,6 +93,13 @@ def test_a_turn_with_a_decided_judgement(
     assert plan_judging(current, has_next_state=has_next_state, feedback=given) == plan
 
 
+def test_words_behind_tools_are_evidence_that_a_judgement_by_what_tools_printed_did_not_have() -> None:
+    again = JudgingPlan(Action.REJUDGE, 3)
+    assert plan_judging(BY_STATE, has_next_state=True, feedback=[], said_behind_tools=new_turn_id()) == again
+    known = BY_STATE.next_turn_id
+    assert plan_judging(BY_STATE, has_next_state=True, feedback=[], said_behind_tools=known) == SKIP
+
+
 @pytest.mark.parametrize(
     ("current", "requested", "given", "has_next_state", "plan"),
     [
