@@ -24,11 +24,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from benchmarks import __main__ as program
-from benchmarks import gateway, report, soak
+from benchmarks import gateway, openclaw_learns, report, soak
 from benchmarks.__main__ import PRINTING, PROGRAMS, RATIOS, SLACK, is_much_worse, main
 from benchmarks.chaos import as_json, late
 from benchmarks.gateway import DIRECT, LITELLM, NOTIFYING, PARSING, RECORDING, Case, _ratios, _row
 from benchmarks.load import Chats, Load, answer_text, closed_loop
+from benchmarks.openclaw_learns import Preference
 from benchmarks.options import sizes
 from benchmarks.processes import cpu_by_part
 from benchmarks.report import Ratio, Result, write_result
@@ -295,3 +296,41 @@ def test_late_recoveries_are_counted_but_for_an_engine_that_has_to_start() -> No
         outcome("cut engine", 7.0, None),
     ]
     assert list(late(outcomes).values()) == [3, 2, 1]
+
+
+# OpenClaw that learns -------------------------------------------------------------------------------------------------
+
+
+def ran(*calls: str, text: str = "Done.") -> openclaw_learns.Run:
+    return openclaw_learns.Run("Save it.", list(calls), text, 1.0, None, 0)
+
+
+@pytest.mark.parametrize(
+    ("preference", "met", "missed"),
+    [
+        (Preference.ASKS, [ran(text="May I write it?"), ran("read", text="Is it all right?")], [ran("write"), ran()]),
+        (Preference.ITSELF, [ran()], [ran("read"), ran(text=" ")]),
+        (Preference.WRITES, [ran("read", "write")], [ran(), ran("read"), ran("write", text="")]),
+    ],
+)
+def test_preferences_about_tools(
+    preference: Preference, met: list[openclaw_learns.Run], missed: list[openclaw_learns.Run]
+) -> None:
+    assert [preference.is_met(run) for run in [*met, *missed]] == [True] * len(met) + [False] * len(missed)
+
+
+@pytest.mark.parametrize("preference", Preference)
+def test_openclaw_is_measured_by_requests_that_no_chat_has(preference: Preference) -> None:
+    held_out, chats = (set(openclaw_learns.requests(preference, held_out=which)) for which in (True, False))
+    assert len(held_out) >= 16 <= len(chats)
+    assert not held_out & chats
+
+
+def test_an_arm_of_openclaw_that_is_in_the_file_is_known(tmp_path: Path) -> None:
+    out = tmp_path / "results" / "learns.jsonl"
+    options = argparse.Namespace(out=out, batch=8, lr=1e-4)
+    person = openclaw_learns.Seed(7, tmp_path, options)
+    assert openclaw_learns.finished(out) == {}
+    person.keep("frozen", Preference.ASKS, [ran("write"), ran(text="May I?")])
+    [line] = openclaw_learns.finished(out)[7].values()
+    assert (line["share"], [run["calls"] for run in line["runs"]]) == (0.5, [["write"], []])

@@ -30,16 +30,22 @@ TURN_SECONDS = 400
 
 @dataclass
 class OpenClaw:
+    """
+    Args:
+        turn_seconds: how long an answer may take.
+    """
+
     url: str
     folder: Path
     environment: dict[str, str]
     process: subprocess.Popen[bytes]
+    turn_seconds: float = TURN_SECONDS
 
     async def say(self, text: str, conversation: str) -> str:
         """Send a person's message; returns the answer. Heartbeats are in the conversation `main`."""
         headers = {"Authorization": f"Bearer {TOKEN}", "x-openclaw-session-key": f"agent:main:{conversation}"}
         body = {"model": "openclaw", "messages": [{"role": "user", "content": text}]}
-        async with httpx.AsyncClient(base_url=self.url, headers=headers, timeout=TURN_SECONDS) as client:
+        async with httpx.AsyncClient(base_url=self.url, headers=headers, timeout=self.turn_seconds) as client:
             answer = await client.post("/v1/chat/completions", json=body)
         assert answer.status_code == 200, f"{answer.status_code} {answer.text}\n{self.log()}"
         return str(answer.json()["choices"][0]["message"]["content"])
@@ -69,12 +75,17 @@ class OpenClaw:
 
 @asynccontextmanager
 async def running_openclaw(
-    folder: Path, configure: Callable[[dict[str, Any]], dict[str, Any]], **environment: str
+    folder: Path,
+    configure: Callable[[dict[str, Any]], dict[str, Any]],
+    *,
+    turn_seconds: float = TURN_SECONDS,
+    **environment: str,
 ) -> AsyncIterator[OpenClaw]:
     """
     Args:
         folder: empty.
         configure: makes OpenClaw's configuration of what a person had before.
+        turn_seconds: how long an answer may take.
         environment: of its process and the commands that the agent runs.
     """
     command = await asyncio.to_thread(openclaw)  # installs it
@@ -110,7 +121,7 @@ async def running_openclaw(
             stderr=log,
             start_new_session=True,
         )
-    running = OpenClaw(f"http://127.0.0.1:{port}", folder, settings, process)
+    running = OpenClaw(f"http://127.0.0.1:{port}", folder, settings, process, turn_seconds)
     try:
         await _until_ready(running)
         yield running
