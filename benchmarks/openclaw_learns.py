@@ -51,6 +51,7 @@ OUT = Path(__file__).parent / "results" / "openclaw-learns.jsonl"
 ARMS = ("frozen", "trained", "notes")
 TOOLS = ["read", "write"]
 CONTEXT, REPLY_TOKENS = 16_384, 160
+BELIEVED_CONTEXT = 65_536  # by OpenClaw, so that it compacts nothing
 MOST_BEFORE = 0.6
 TURN_SECONDS = 3600  # a prompt of some thousand tokens takes minutes on two busy cores
 RECORDED_SECONDS, LEARNED_SECONDS, POLL_SECONDS = 300.0, 7200.0, 1.0
@@ -112,7 +113,6 @@ class Access:
     policy: str
     key: str
     frozen: str
-    context: int
     _seen: set[str] = field(default_factory=set)
 
     def openclaw(
@@ -125,7 +125,7 @@ class Access:
         """
 
         def configure(own: dict[str, Any]) -> dict[str, Any]:
-            made = merged(own, configuration(self.url, self.key, self.context, REPLY_TOKENS), self.url)
+            made = merged(own, configuration(self.url, self.key, BELIEVED_CONTEXT, REPLY_TOKENS), self.url)
             main = made["models"]["providers"]["clawloop"]["models"][0]
             main |= {"id": model, "headers": {"X-Turn-Type": "side"} if measuring else {}}
             defaults = made["agents"]["defaults"]
@@ -215,7 +215,7 @@ class Seed:
     async def use(self, started: Started) -> None:
         """Measure the arms that are missing, in their order: notes are what the person said in the chat."""
         base = started.deployment.base_model
-        self.access = Access(started.gateway, self.policy, self._key, base, self.options.context)
+        self.access = Access(started.gateway, self.policy, self._key, base)
         done = finished(self.options.out).get(self.number, {})
         if "frozen" in done:
             preference = Preference(done["frozen"]["preference"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import JsonValue
 
 from clawloop.core.contracts.turns import Message, SessionEvidence, SessionSource, TurnOutcome, TurnRecord
 from clawloop.core.judging.evidence import has_control_tokens
@@ -151,7 +152,7 @@ WISH = "Ask me before you write a file."
 def run_of_tools(bench: Bench) -> list[TurnRecord]:
     """A reply that calls a tool, one that calls another, the answer they led to, and what the user says of it."""
     evidence = SessionEvidence(SessionSource.HEADER, "s")
-    calls = [{"id": "c1", "type": "function", "function": {"name": "write", "arguments": "{}"}}]
+    calls: list[JsonValue] = [{"id": "c1", "type": "function", "function": {"name": "write", "arguments": "{}"}}]
     asked: list[Message] = [{"role": "user", "content": "Keep my shopping list."}]
     replies: list[Message] = [
         {"role": "assistant", "content": None, "tool_calls": calls},
