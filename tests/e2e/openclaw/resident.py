@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,7 +126,8 @@ async def running_openclaw(
         await _until_ready(running)
         yield running
     finally:
-        os.killpg(process.pid, signal.SIGKILL)  # it starts processes of its own
+        with suppress(ProcessLookupError):  # it ended: what it said of that is raised
+            os.killpg(process.pid, signal.SIGKILL)  # it starts processes of its own
         await asyncio.to_thread(process.wait, 60)
 
 
