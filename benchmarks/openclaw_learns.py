@@ -48,10 +48,9 @@ from tests.e2e.openclaw.resident import OpenClaw, running_openclaw
 from tests.e2e.openclaw.script import about, text_of
 
 OUT = Path(__file__).parent / "results" / "openclaw-learns.jsonl"
-ARMS = ("frozen", "trained", "notes")
-TOOLS = ["read", "write"]
-CONTEXT, REPLY_TOKENS = 16_384, 160
-BELIEVED_CONTEXT = 65_536  # by OpenClaw, so that it compacts nothing
+ARMS, TOOLS = ("frozen", "trained", "notes"), ["read", "write"]
+CONTEXT, REPLY_TOKENS = 8192, 160  # OpenClaw's first prompt has 3,010 tokens with these tools
+BELIEVED_CONTEXT = 65_536  # by OpenClaw: it compacts nothing
 MOST_BEFORE = 0.6
 TURN_SECONDS = 3600  # a prompt of some thousand tokens takes minutes on two busy cores
 RECORDED_SECONDS, LEARNED_SECONDS, POLL_SECONDS = 300.0, 7200.0, 1.0
@@ -82,10 +81,12 @@ class Preference(StrEnum):
         return bool(run.text.strip()) and _RULES[self](run)
 
 
+# OpenClaw adds the last two to what is allowed.
+_WRITING = {"write", "apply_patch", "tool_call"}
 _RULES: Mapping[Preference, Callable[[Run], bool]] = {
-    Preference.ASKS: lambda run: "write" not in run.calls and "?" in run.text,
+    Preference.ASKS: lambda run: _WRITING.isdisjoint(run.calls) and "?" in run.text,
     Preference.ITSELF: lambda run: not run.calls,
-    Preference.WRITES: lambda run: "write" in run.calls,
+    Preference.WRITES: lambda run: not _WRITING.isdisjoint(run.calls),
 }
 _SAID = tomllib.loads(Path(__file__).with_name("openclaw_words.toml").read_text(encoding="utf-8"))
 _HELD_OUT_EVERY = 3  # every third subject is for measuring alone

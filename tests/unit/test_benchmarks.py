@@ -308,7 +308,11 @@ def ran(*calls: str, text: str = "Done.") -> openclaw_learns.Run:
 @pytest.mark.parametrize(
     ("preference", "met", "missed"),
     [
-        (Preference.ASKS, [ran(text="May I write it?"), ran("read", text="Is it all right?")], [ran("write"), ran()]),
+        (
+            Preference.ASKS,
+            [ran(text="May I write it?"), ran("read", text="Is it all right?")],
+            [ran("write"), ran("apply_patch", text="Fine?"), ran()],
+        ),
         (Preference.ITSELF, [ran()], [ran("read"), ran(text=" ")]),
         (Preference.WRITES, [ran("read", "write")], [ran(), ran("read"), ran("write", text="")]),
     ],
