@@ -103,7 +103,7 @@ def test_the_recipe_of_a_model_is_hindsight_at_another_pace() -> None:
     assert not demo.signal.asks_judge
     assert demo.signal == shipped.signal
     assert demo.gate == shipped.gate.model_copy(update={"content_loss": 0.1})
-    optimiser = shipped.train.optimiser.model_copy(update={"lr": demo.train.optimiser.lr})
+    optimiser = shipped.train.optimiser.model_copy(update={"lr": 1e-3, "epsilon": 1e-4})
     pace = {"batch_samples": demo.train.batch_samples, "optimiser": optimiser}
     # What is measured for this model alone.
     distillation = shipped.train.distillation.model_copy(update={"hint_distance": 0.16})
