@@ -42,7 +42,10 @@ def fault_of(stack: Stack, kind: str) -> Fault:
 
 def stack_of(proxy: Proxy) -> Stack:
     return cast(
-        Stack, SimpleNamespace(proxies={"gateway": proxy}, ours=("gateway",), ranks=1, judges=1, own_engine=False)
+        Stack,
+        SimpleNamespace(
+            proxies={"gateway": proxy}, ours=("gateway",), ranks=1, judges=1, own_engine=False, practises=False
+        ),
     )
 
 
