@@ -16,4 +16,4 @@ pack adapters.tar "${ADAPTERS_PARENT:-/data}" adapters
 name=$(date -u +%Y-%m-%dT%H-%M-%SZ)
 mv "$part" "/backup/$name"
 echo "backed up: $name"
-ls -d /backup/20* | sort -r | tail -n "+$((${BACKUPS_KEPT:-7} + 1))" | while read -r old; do rm -r "$old"; done
+find /backup -mindepth 1 -maxdepth 1 -name '20*' | sort -r | tail -n "+$((${BACKUPS_KEPT:-7} + 1))" | while read -r old; do rm -r "$old"; done

@@ -2,10 +2,11 @@
 # Restores a back-up, the newest one unless an argument or BACKUP names another, into an empty database and empty folders.
 # All of Clawloop's processes are stopped meanwhile; afterwards run `clawloop check` and `clawloop recover`.
 set -eu
-name="${1:-${BACKUP:-$(ls /backup | grep '^20' | sort | tail -n 1)}}"
+backups=$(find /backup -mindepth 1 -maxdepth 1 -name '20*' -exec basename {} ';' | sort)
+name="${1:-${BACKUP:-$(echo "$backups" | tail -n 1)}}"
 from="/backup/$name"
 if [ -z "$name" ] || [ ! -f "$from/database.dump" ]; then
-  echo "there is no back-up '$name': $(ls /backup | tr '\n' ' ')" >&2
+  echo "there is no back-up '$name': $(echo "$backups" | tr '\n' ' ')" >&2
   exit 1
 fi
 if [ -n "$(psql --no-psqlrc --tuples-only --no-align --command "SELECT 1 FROM pg_class WHERE relname = 'policies'" "$DATABASE_URL")" ]; then
