@@ -30,7 +30,7 @@ from tests.chaos.fuzzer import Fuzzer
 from tests.chaos.judged import followed_turns
 from tests.chaos.practised import practised_samples
 from tests.chaos.run import Outcome, problems_at_the_end, run_faults
-from tests.chaos.stack import RECIPE, WITH_HINTS, running_stack
+from tests.chaos.stack import RECIPE, WITH_PRACTICE, running_stack
 from tests.chaos.stand_in_engine import stand_in_engine
 
 DISK_MEGABYTES = 1024
@@ -98,7 +98,7 @@ async def _run(folder: Path, arguments: argparse.Namespace) -> tuple[list[Outcom
         if arguments.no_vllm:
             engine = await running.enter_async_context(stand_in_engine(model.name, arguments.seed))
             port = urlsplit(engine.url).port
-        recipe = WITH_HINTS if arguments.hints else RECIPE
+        recipe = WITH_PRACTICE if arguments.hints else RECIPE
         stack = await running.enter_async_context(
             running_stack(folder, model, port, arguments.ranks, arguments.judges, recipe)
         )

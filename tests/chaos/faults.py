@@ -37,7 +37,7 @@ LONG_SECONDS = (35.0, 75.0)
 
 _TOO_MANY = "too many clients"  # a refused login has no SQLSTATE in psycopg
 CRASH = "crash "  # what the kinds of crash points begin with
-_PRACTISING = frozenset({CrashPoint.PRACTICE_ANSWERED, CrashPoint.PRACTICE_STORED})
+WHILE_PRACTISING = frozenset({CrashPoint.PRACTICE_ANSWERED, CrashPoint.PRACTICE_STORED})
 
 Inject = Callable[[Stack, random.Random], Awaitable[None]]
 
@@ -68,7 +68,7 @@ def all_faults(stack: Stack, longest_seconds: float = 8.0) -> list[Fault]:
     faults = [Fault(f"kill {part}", _kill(part), 2.0) for part in (*stack.ours, *SERVICES)]
     faults += [Fault(f"stop {part}", lasting.stop(part)) for part in (*stack.ours, *SERVICES)]
     faults += [Fault(f"stop {part} for long", long.stop(part), 0.25) for part in (*stack.ours, *SERVICES)]
-    points = [point for point in CrashPoint if stack.practises or point not in _PRACTISING]
+    points = [point for point in CrashPoint if stack.practises or point not in WHILE_PRACTISING]
     faults += [Fault(f"{CRASH}{point}", _crash(point)) for point in points]
     for name in PROXIES:
         faults += [

@@ -5,6 +5,7 @@ That it is stored and trained once the ledger's invariants say, which each check
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,9 @@ _SEEN = """
         JOIN turns p ON p.id = s.turn_id
     WHERE p.kind = 'practice'
 """
+_STATES = """
+    SELECT s.state, count(*) FROM turns t JOIN samples s ON s.turn_id = t.id WHERE t.kind = 'practice' GROUP BY 1
+"""
 _MOST_PRACTISED = """
     SELECT session_id::text FROM turns WHERE kind = 'practice' GROUP BY 1 ORDER BY count(*) DESC, 1 LIMIT 1
 """
@@ -37,6 +41,11 @@ _LEFT = """
 async def seen_practice(database_url: str, seen: Sequence[Seen]) -> list[str]:
     """Practised turns that clients got, or that a conversation holds: one line each."""
     return [line for (line,) in await _rows(database_url, _SEEN, seen=[turn_id_of(one.response_id) for one in seen])]
+
+
+async def practised_samples(database_url: str) -> Counter[str]:
+    """How many practised replies have a sample in which state."""
+    return Counter({state: int(count) for state, count in await _rows(database_url, _STATES)})
 
 
 async def most_practised_session(database_url: str) -> str | None:

@@ -25,6 +25,7 @@ from clawloop.app.local.supervision import guard
 from clawloop.app.local.supervision.supervisor import Part, PartStatus, Supervisor
 from clawloop.app.processes.listener import QUEUED_CONNECTIONS
 from clawloop.core.judging.records import DIRECT, HINTS, VOTES
+from clawloop.core.recipes.lessons import Lessons
 from clawloop.core.recipes.recipe import Recipe
 from db.database import BACKGROUND_LIMIT, Database
 from db.lessons.ledger import PostgresLessonStore
@@ -52,14 +53,11 @@ RECIPE = Recipe.model_validate(
         "train": _TRAIN | {"advantage": {"teacher_weight": 0.0}},
     }
 )
-WITH_HINTS = Recipe.model_validate(
-    {
-        "name": "chaos_with_hints",
-        "lessons": {"enabled": True, "practice": True, "shared": True},  # a fuzzer makes keys as well
-        "signal": {"m": SAMPLED_VOTES},
-        "train": _TRAIN,
-    }
+WITH_HINTS = Recipe.model_validate({"name": "chaos_with_hints", "signal": {"m": SAMPLED_VOTES}, "train": _TRAIN})
+WITH_PRACTICE = WITH_HINTS.model_copy(
+    update={"name": "chaos_with_practice", "lessons": Lessons(enabled=True, practice=True, shared=True)}
 )
+"""Shared, as a fuzzer makes keys as well."""
 # What each process's command line holds, and nobody else's.
 _MARKS = {
     "gateway": ("clawloop.app.cli.main", "gateway"),

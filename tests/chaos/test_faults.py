@@ -20,7 +20,7 @@ from clawloop.core.judging.records import HINTS, VOTES
 from tests.api.test_any_shape import PROPER
 from tests.chaos.asked_again import stored_answers
 from tests.chaos.chatters import Chatters
-from tests.chaos.faults import CRASH
+from tests.chaos.faults import CRASH, WHILE_PRACTISING
 from tests.chaos.fuzzer import Fuzzer
 from tests.chaos.judged import judged_turns
 from tests.chaos.run import problems_at_the_end, run_these
@@ -55,8 +55,6 @@ FAULTS = (
     f"crash {CrashPoint.NOT_ACTIVATED}",
     "silence postgres",
     f"crash {CrashPoint.VOTES_STORED}",
-    f"crash {CrashPoint.PRACTICE_ANSWERED}",
-    f"crash {CrashPoint.PRACTICE_STORED}",
     "temporal's database lost",
     "kill temporal",
 )
@@ -91,7 +89,7 @@ async def test_faults_at_every_crash_point_and_of_every_service_lose_nothing_and
     assert sum(outcome.compared for outcome in outcomes) > 0
     assert len(chatters.ended) > 0
     assert [outcome.kind for outcome in outcomes if not outcome.reached] == []
-    assert {outcome.kind for outcome in outcomes} >= {f"{CRASH}{point}" for point in CrashPoint}
+    assert {outcome.kind for outcome in outcomes} >= {f"{CRASH}{point}" for point in set(CrashPoint) - WHILE_PRACTISING}
     assert len(chatters.seen) > len(FAULTS)  # they chatted on
     of_rows = {"/admin/v1/sessions/{session_id}", "/admin/v1/turns/{turn}"}
     assert {path for path, status in fuzzer.answered if status < 300} >= PROPER.keys() | of_rows
