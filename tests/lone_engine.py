@@ -54,7 +54,7 @@ class Start:
 
     @property
     def serving(self) -> Serving:
-        return replace(memory_module.on_cpu(_CONTEXT), seqs=_REQUESTS)
+        return replace(memory_module.ON_CPU, seqs=_REQUESTS)
 
     def launch(self, port: int) -> Launch:
         shape = read_model_shape(self.model)
@@ -63,7 +63,7 @@ class Start:
         )
         asked = Request(model=shape, limits=limits, gpus=None, memory=0, training=TrainingNeeds(), dtype=self.dtype)
         planned = engine_arguments(asked, self.serving, gpus=0, with_lora=True)
-        planned += ("--no-enable-chunked-prefill", *cache_of(self.cache))
+        planned += ("--long-prefill-token-threshold", str(memory_module.CPU_PIECE), *cache_of(self.cache))
         environment = engine_environment(()) | dict(self.environment)
         return launch(read_model(self.model), EngineOptions(port, planned, environment, self.further), os.environ)
 

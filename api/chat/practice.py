@@ -15,7 +15,7 @@ from clawloop.core.contracts.turns import TurnKind
 from clawloop.core.ids import new_turn_id
 from clawloop.core.lessons.practice import Practice, PractisedReply, request_again
 from clawloop.core.lessons.prompt import has_system
-from clawloop.serving.endpoints import AFTER_CHATS, Endpoint
+from clawloop.serving.endpoints import PRACTICE_BEHIND, Endpoint, place_in_queue
 from clawloop.serving.engine_secret import Secret
 from clawloop.serving.versions import VersionClient
 
@@ -51,7 +51,8 @@ class PracticeClient(VersionClient):
         request = request_again(source)
         why = "practice" if practice.measured is None else "yardstick"
         sent = sent_to(model, request, lessons=practice.shown)
-        fields: dict[str, Any] = {"return_token_ids": True, "logprobs": True, "top_logprobs": 0, **AFTER_CHATS}
+        fields: dict[str, Any] = {"return_token_ids": True, "logprobs": True, "top_logprobs": 0}
+        fields |= place_in_queue(PRACTICE_BEHIND)
         if "tools" in sent.body:
             fields["tools"] = tools_for_engine(sent.body)
         body = await self._completion([endpoint], sent.body | fields, "a practised request")

@@ -26,6 +26,7 @@ from clawloop.core.ids import TurnId, new_turn_id, version_name
 from clawloop.core.turns.canonical import is_volatile, prefix_digests, seed_digest
 from clawloop.core.turns.classify import classify
 from clawloop.core.turns.identify import ends_session, identify, namespace
+from clawloop.serving.endpoints import place_in_queue
 
 # Recorded beside the sampling settings: so that `previous_response_id` can replace them, and that a response is shown
 # with the tools that its client knows.
@@ -89,7 +90,7 @@ class PreparedChat:
         return _owner(self.key, self.policy)
 
     def engine_body(self, version: int, sent: Sent) -> bytes:
-        own: dict[str, JsonValue] = {"model": self.route(version).model}
+        own: dict[str, JsonValue] = {"model": self.route(version).model, **place_in_queue()}
         if self.cache_salt is not None:
             own["cache_salt"] = self.cache_salt
         if "tools" in sent.body:

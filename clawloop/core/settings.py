@@ -137,7 +137,7 @@ class Settings(BaseSettings):
     share it. None: `clawloop up` leaves an eighth of its engines free; on engines of your own there is no bound."""
 
     probes_at_once: PositiveInt = 2
-    """Probes that a worker asks the engines at the same time, for the gate; engines compute them before chats.
+    """Probes that a worker asks the engines at the same time, for the gate; engines compute chats first, for 10 s.
     `clawloop up` gives as many as its gateways leave free of an engine's `--max-num-seqs`: an eighth."""
 
     engine_secret: SecretStr | None = None

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from clawloop.core.adapters.directory import check_version
 from clawloop.core.contracts.training import VersionRef
 from clawloop.core.errors import AdapterUnreadable, AdapterUnusable, EngineRejected, EngineUnavailable
-from clawloop.serving.endpoints import BEFORE_CHATS, bearer, connector
+from clawloop.serving.endpoints import JUDGE_BEHIND, bearer, connector, place_in_queue
 from clawloop.serving.engine_secret import Secret, no_secret
 
 # The agent runs on the engine's machine.
@@ -183,7 +183,7 @@ class VllmControl:
         model = name
         if model is None:
             model = next(iter(await self._models(adapters=False)))
-        body = {"model": model, "prompt": [_PROBE_TOKEN], "max_tokens": 1, **BEFORE_CHATS}
+        body = {"model": model, "prompt": [_PROBE_TOKEN], "max_tokens": 1, **place_in_queue(JUDGE_BEHIND)}
         await self._post("/v1/completions", body, PROBE_SECONDS, of_version=name is not None)
 
     async def _roots(self) -> dict[str, str]:

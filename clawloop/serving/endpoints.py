@@ -121,11 +121,24 @@ class Endpoint:
     api_key: str | None = None
 
 
-BEFORE_CHATS = {"priority": -1}
-"""Priority of a request to our own engine before chats, which have 0 and may not set another priority.
-Engines that were started without `--scheduling-policy priority` ignore it (vllm 0.32)."""
-AFTER_CHATS = {"priority": 1}
-"""Likewise of a request that nothing waits for."""
+JUDGE_BEHIND = 10
+"""Seconds: chats that come so long after a judge's request, or after one of the gate, still precede it."""
+PRACTICE_BEHIND = 3600
+"""Likewise after a request that nothing waits for."""
+
+
+def place_in_queue(behind: int = 0) -> dict[str, int]:
+    """The place of a request among those that our own engine has yet to compute, as a field of its body.
+
+    vLLM takes the request with the lowest `priority` first: here the time of its coming, in seconds. So chats go first,
+    and what learning asks for waits for a bounded time. Where the cache is full vLLM puts off the request that is last.
+    Engines that were started without `--scheduling-policy priority` ignore it (vllm 0.32). No client can set it.
+
+    Args:
+        behind: seconds in which a chat that comes later still precedes this request.
+    """
+    return {"priority": int(time.time()) + behind}
+
 
 Endpoints = Callable[[str], Sequence[Endpoint]]
 """The servers of a policy now; may be empty."""

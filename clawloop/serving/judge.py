@@ -22,7 +22,7 @@ from clawloop.core.judging.voting import Vote, choice_logprobs
 from clawloop.core.recipes.recipe import JudgeForm
 from clawloop.core.telemetry.metrics import WorkerMetrics
 from clawloop.core.turns.files import picture_type
-from clawloop.serving.endpoints import BEFORE_CHATS, Endpoints, JsonClient, NoReply, Reply
+from clawloop.serving.endpoints import JUDGE_BEHIND, Endpoints, JsonClient, NoReply, Reply, place_in_queue
 from clawloop.serving.rendering import ThinkingProbe
 
 # Images ---------------------------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ class JudgeClient:
         self._clock = clock
         self._endpoints = endpoints
         self._form = form
-        self._added = BEFORE_CHATS if with_chats else {}
+        self._with_chats = with_chats
         # Another engine may have the secret, or this one will: its secret is being renewed.
         self._retryable = _RETRYABLE | {401} if with_chats else _RETRYABLE
         self._thinking = ThinkingProbe(endpoints)
@@ -290,7 +290,8 @@ class JudgeClient:
 
     async def _request(self, policy: str, prompt: JudgePrompt, n: int, temperature: float, **others: object) -> Reply:
         body: dict[str, Any] = {"messages": prompt.messages, "temperature": temperature, "max_tokens": FREE_TOKENS}
-        body |= self._added
+        if self._with_chats:
+            body |= place_in_queue(JUDGE_BEHIND)
         if n > 1:
             body["n"] = n
         if prompt.structured_outputs is not None:

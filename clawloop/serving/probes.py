@@ -13,7 +13,7 @@ from clawloop.core.contracts.training import ProbeAnswer, ProbeContent
 from clawloop.core.errors import EngineUnavailable
 from clawloop.core.families.template import switched
 from clawloop.core.turns.thinking import without_leading_thinking
-from clawloop.serving.endpoints import AFTER_CHATS, BEFORE_CHATS
+from clawloop.serving.endpoints import JUDGE_BEHIND, PRACTICE_BEHIND, place_in_queue
 from clawloop.serving.engine_secret import Secret
 from clawloop.serving.versions import VersionClient
 
@@ -39,7 +39,7 @@ class ProbeClient(VersionClient):
 
         Args:
             temperature: 0, so that two versions differ by their weights alone.
-            after_chats: nothing waits for it, so that the engine computes chats first.
+            after_chats: nothing waits for it, so that the engine computes all else first.
 
         Raises:
             EngineUnavailable: no engine has the version, or it did not answer; retry.
@@ -53,7 +53,7 @@ class ProbeClient(VersionClient):
             "temperature": temperature,
             "max_tokens": max_tokens,
             **({} if content.thinks else {"chat_template_kwargs": switched(False)}),
-            **(AFTER_CHATS if after_chats else BEFORE_CHATS),
+            **place_in_queue(PRACTICE_BEHIND if after_chats else JUDGE_BEHIND),
         }
         if content.tools:
             body["tools"] = [dict(tool) for tool in content.tools]

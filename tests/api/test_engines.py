@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -24,7 +25,7 @@ from clawloop.core.contracts.turns import Message, SessionEvidence, SessionSourc
 from clawloop.core.errors import ClawloopError, JudgeRefused, JudgeUnavailable, RequestRejected
 from clawloop.core.ids import ApiKeyId
 from clawloop.core.judging.prompts import AnswerForm, JudgePrompt
-from clawloop.serving.endpoints import Endpoint
+from clawloop.serving.endpoints import JUDGE_BEHIND, Endpoint
 from clawloop.serving.judge import JudgeClient
 from tests.api.chat_requests import IDS, PATH, TEXT, chat_body, events
 from tests.api.conftest import Gateway, running_gateway, until
@@ -339,10 +340,11 @@ async def test_judges_precede_chats_on_our_engines_and_other_servers_get_no_fiel
     def here(_: str) -> list[Endpoint]:
         return [Endpoint(engine.url, "tiny")]
 
-    prompt = JudgePrompt([{"role": "user", "content": "hello"}], "mark", AnswerForm.FREE, None)
+    prompt, now = JudgePrompt([{"role": "user", "content": "hello"}], "mark", AnswerForm.FREE, None), time.time()
     async with JudgeClient(here, AnswerForm.FREE, with_chats=with_chats) as judge:
         await judge.answers("default", prompt, 1, 0.6)
-    assert engine.requests[-1].get("priority", 0) == (-1 if with_chats else 0)
+    place = engine.requests[-1].get("priority")
+    assert (place is not None and now - 1 <= place - JUDGE_BEHIND <= time.time()) if with_chats else place is None
 
 
 @pytest.mark.parametrize(("with_chats", "error"), [(True, JudgeUnavailable), (False, JudgeRefused)])

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from clawloop.core.contracts.serving import Engine, RouteKey
 from clawloop.core.judging.prompts import AnswerForm, vote_prompt
 from clawloop.serving.chat import ChatEngines
-from clawloop.serving.endpoints import Endpoint
+from clawloop.serving.endpoints import Endpoint, place_in_queue
 from clawloop.serving.judge import JudgeClient
 from clawloop.serving.rotation import Rotation
 from tests.unit.judging.conversations import TURN, evidence
@@ -40,13 +40,17 @@ class Chats:
         self.began = 0
         self.ended: list[float] = []
 
-    async def chat(self, key: int, tokens: int, choices: int = 1, *, stream: bool = True) -> None:
-        """One chat to its end. A reply as a whole leaves the client's core to the engine."""
+    async def chat(self, key: int, tokens: int, choices: int = 1, *, stream: bool = True, later: int = 0) -> None:
+        """One chat to its end. A reply as a whole leaves the client's core to the engine.
+
+        Args:
+            later: seconds that its gateway's clock is ahead.
+        """
         body: dict[str, Any] = {
             "model": "tiny-random",
             "messages": [{"role": "user", "content": f"Tell {key} a tale."}],
         }
-        body |= {"n": choices, "max_tokens": tokens, "ignore_eos": True, "stream": stream}
+        body |= {"n": choices, "max_tokens": tokens, "ignore_eos": True, "stream": stream, **place_in_queue(later)}
         route = RouteKey("default", 0, "tiny-random", str(key), owner=str(key), choices=choices)
         async with self.engines.open_chat(route, orjson.dumps(body)) as answer:
             if stream:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ import pytest
 from tokenizers import Tokenizer
 
 from clawloop.app.layout import memory as layout_memory
-from clawloop.app.layout.memory import Serving
 from clawloop.app.layout.model_folder import read_model_shape
 from clawloop.app.layout.request import TrainingNeeds
 from clawloop.app.local.tiny_model import ensure_tiny_model
@@ -174,7 +173,7 @@ def wait_for_version_1(url: str, key: str, started: Up) -> None:
 def expected(model: Path) -> tuple[int, int]:
     """What the plan's parts are for this work beside runtime, of the engine and of the trainer."""
     shape, needs, b = read_model_shape(model), TrainingNeeds(rank=RANK), 2
-    serving = Serving(seqs=SAMPLES, batched_tokens=CONTEXT, block_tokens=128)
+    serving = replace(layout_memory.ON_CPU, seqs=SAMPLES)
     data = planned(model)
     cache = next(part["bytes"] for part in data["engine 0"] if part["name"] == "KV cache")
     served = (

@@ -191,6 +191,10 @@ class Serving:
 
 LARGE_GPU = Serving(seqs=256, batched_tokens=8192)
 """vLLM's defaults for GPUs of 70 GiB and more, except that its number of requests is 1024."""
+ON_CPU = Serving(seqs=64, batched_tokens=256, block_tokens=128)
+"""Replies stand still while so many tokens of prompts are read, so they are few."""
+CPU_PIECE = 64
+"""Of one prompt at most so many of them are read at a time beside other requests: a new chat finds room."""
 LARGE_FROM = 40 * GIB
 SMALL_GPU = Serving(seqs=64, batched_tokens=2048)
 """vLLM's default tokens for smaller GPUs, and fewer requests, since each needs memory for the vocabulary's logits."""
@@ -228,11 +232,6 @@ def grammars_of_gateway(cores: int, gateways: int) -> int:
     """
     threads = (cores + 1) // 2
     return max(1, max(GRAMMARS, threads - 1) // gateways)
-
-
-def on_cpu(max_model_len: int) -> Serving:
-    """A prompt is read whole there: `clawloop.app.layout.plan` says why."""
-    return Serving(seqs=64, batched_tokens=max_model_len, block_tokens=128)
 
 
 def weight_bytes(model: ModelShape, number_bytes: int, gpus: int = 1) -> int:

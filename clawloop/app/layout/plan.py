@@ -179,7 +179,7 @@ def _contexts(request: Request, serving: Serving, cache: int) -> int:
 
 
 def _engine_on_cpu(request: Request, role: Role, cache_bytes: int) -> Process:
-    serving = memory_module.on_cpu(request.limits.max_model_len)
+    serving = memory_module.ON_CPU
     model, limits, b = request.model, request.limits, request.number_bytes
     weights = memory_module.weight_bytes(model, b) + memory_module.packed_vocabulary(model, b)
     rank = limits.max_lora_rank if request.training is None else request.training.rank
@@ -202,8 +202,7 @@ def _engine_on_cpu(request: Request, role: Role, cache_bytes: int) -> Process:
         Part(PartName.RUNTIME, ENGINE_RUNTIME, "three processes that import vLLM"),
     )
     words = table.engine_arguments(request, serving, gpus=0, with_lora=with_lora)
-    # Chunked prefill together with a request's `seed` ends the CPU engine ("CPU Generator does not use offset").
-    words = (*words, "--no-enable-chunked-prefill", *table.cache_of(cache))
+    words = (*words, "--long-prefill-token-threshold", str(memory_module.CPU_PIECE), *table.cache_of(cache))
     cached = memory_module.kv_tokens(request, cache, serving)
     serves = "serves policies" + ("" if request.judge_model else " and judges")
     name, why = ("engine 0", serves) if with_lora else (str(role), "answers judges, with a model of its own")

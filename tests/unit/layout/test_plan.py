@@ -250,7 +250,7 @@ def test_without_gpus_all_processes_share_the_memory() -> None:
     services = {process.name: process.bytes for process in found.processes[2:]}
     assert "combined worker" in services
     assert 0.9 * GIB < sum(services.values()) < 1.1 * GIB  # measured: 1.2 GB with an idle trainer
-    assert "--no-enable-chunked-prefill" in found.processes[0].arguments
+    assert "--no-enable-chunked-prefill" not in found.processes[0].arguments
     with pytest.raises(SetupError, match=r"memory has 1\.9 GiB to use.*a machine with \d+ GiB of memory"):
         plan(request(SMALL, None, memory=2))
 

@@ -101,7 +101,7 @@ def launch(model: ModelFacts, options: EngineOptions, environment: Mapping[str, 
         command += ["--middleware", "clawloop.serving.engine_guard.EngineGuard"]
     if "--enable-lora" in options.planned:
         command += ["--lora-target-modules", *LORA_TARGETS]
-        # Judges, which share the engine with chats, come first, and where memory ends a chat is put off, not they.
+        # By the times that requests bear (`place_in_queue`): chats before judges that share the engine, for a while.
         command += ["--scheduling-policy", "priority"]
     # Log-probs at the temperature of the request, not at 1.
     command += ["--logprobs-mode", "processed_logprobs"]

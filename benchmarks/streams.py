@@ -1,0 +1,198 @@
+"""How long eight streams stand still while a judge's prompts are read, and how long a new chat waits to begin.
+
+On one engine after another, on the CPU and with the same model: prompts read whole and judges before chats, as engines
+were started once; and prompts read in pieces and chats first, as `clawloop up` starts them. Each engine is asked the
+same three times: streams alone, streams beside a judge that asks one long question after another, and meanwhile a new
+chat every other second. Run as `make bench ARGS="streams FOLDER"`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import aiohttp
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.processes import free_port
+from benchmarks.report import load_now
+from clawloop.serving.endpoints import JUDGE_BEHIND, place_in_queue
+from tests.e2e.conftest import running_engine
+from tests.engine_options import engine_options
+
+OUT = Path(__file__).parent / "results" / "streams.jsonl"
+STREAMS, QUESTION_TOKENS, ANSWER_TOKENS, CHAT_TOKENS = 8, 1900, 8, 60
+CONTEXT = 4096
+NEW_CHAT_SECONDS = 2.0
+_CACHE = ("--kv-cache-memory-bytes", str(2**30))
+COLUMNS = {
+    "longest_gap_s": "longest gap s",
+    "median_gap_s": "median gap s",
+    "tokens_per_s": "tokens/s",
+    "first_token_s": "first token s, at most",
+    "answer_s": "judge's answer s",
+}
+_UNCUT = ("--long-prefill-token-threshold", "0")
+_BEFORE_CHATS = -1  # earlier than any second of our time
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to start an engine and to order its requests."""
+
+    name: str
+    further: tuple[str, ...]
+    of_judge: Callable[[], int]
+
+
+WAYS = (
+    Way(
+        "whole prompts, judges first",
+        ("--no-enable-chunked-prefill", "--max-num-batched-tokens", str(CONTEXT), *_UNCUT),
+        lambda: _BEFORE_CHATS,
+    ),
+    Way("pieces, chats first", (), lambda: place_in_queue(JUDGE_BEHIND)["priority"]),
+)
+
+
+@dataclass
+class Seen:
+    """Times of tokens.
+
+    Args:
+        gaps: seconds between two tokens of a stream.
+        first: seconds until the first token of a new chat.
+        judged: seconds of each of a judge's answers.
+    """
+
+    gaps: list[float] = field(default_factory=list)
+    first: list[float] = field(default_factory=list)
+    judged: list[float] = field(default_factory=list)
+    tokens: int = 0
+
+
+class Client:
+    def __init__(self, session: aiohttp.ClientSession, url: str, model: str, way: Way) -> None:
+        self._session, self._url, self._model, self._way = session, f"{url}/v1/completions", model, way
+        self._random = random.Random(7)
+
+    def prompt(self, tokens: int) -> list[int]:
+        """Tokens that no earlier prompt begins with, so that no cache has them."""
+        return [self._random.randrange(300, 5000) for _ in range(tokens)]
+
+    async def stream(self, seen: Seen, tokens: int, *, is_new: bool = False) -> None:
+        body = self._body(self.prompt(CHAT_TOKENS), tokens) | {"stream": True, **place_in_queue()}
+        sent, times = time.monotonic(), []
+        async with self._session.post(self._url, json=body) as answer:
+            answer.raise_for_status()
+            async for line in answer.content:
+                if line.startswith(b"data: {"):
+                    times.append(time.monotonic())
+        if is_new:
+            seen.first.append(times[0] - sent)
+        else:
+            seen.gaps += [after - before for before, after in pairwise(times)]
+            seen.tokens += len(times)
+
+    async def judge(self, seen: Seen) -> None:
+        """Questions, one after another, until cancelled."""
+        while True:
+            sent = time.monotonic()
+            body = self._body(self.prompt(QUESTION_TOKENS), ANSWER_TOKENS) | {"priority": self._way.of_judge()}
+            async with self._session.post(self._url, json=body) as answer:
+                answer.raise_for_status()
+                await answer.read()
+            seen.judged.append(time.monotonic() - sent)
+
+    async def new_chats(self, seen: Seen) -> None:
+        while True:
+            await asyncio.sleep(NEW_CHAT_SECONDS)
+            await self.stream(seen, 1, is_new=True)
+
+    def _body(self, prompt: Sequence[int], tokens: int) -> dict[str, Any]:
+        return {
+            "model": self._model, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0.6,
+            "seed": len(prompt),
+        }  # fmt: skip
+
+
+async def measured(url: str, model: str, way: Way, tokens: int) -> AsyncIterator[Mapping[str, Any]]:
+    """Figures of the streams alone, and beside a judge."""
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        client = Client(session, url, model, way)
+        await client.stream(Seen(), 8)
+        for beside in ("nothing", "a judge"):
+            seen, began = Seen(), time.monotonic()
+            async with _beside(client, seen, beside == "a judge"):
+                await asyncio.gather(*(client.stream(seen, tokens) for _ in range(STREAMS)))
+            seconds = time.monotonic() - began
+            yield {
+                "way": way.name, "beside": beside, "longest_gap_s": max(seen.gaps), "median_gap_s": median(seen.gaps),
+                "tokens_per_s": seen.tokens / seconds, "first_token_s": max(seen.first, default=None),
+                "judged": len(seen.judged), "answer_s": median(seen.judged) if seen.judged else None,
+            }  # fmt: skip
+
+
+@asynccontextmanager
+async def _beside(client: Client, seen: Seen, judging: bool) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(client.judge(seen)), asyncio.create_task(client.new_chats(seen))] if judging else []
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        for ended in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(ended, Exception):
+                raise ended
+
+
+async def _lines(url: str, model: str, way: Way, tokens: int) -> list[Mapping[str, Any]]:
+    return [line async for line in measured(url, model, way, tokens)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks streams", description="streams while a judge's prompts are read")
+    parser.add_argument("model", type=Path, help="folder of the model: clawloop model fetch smollm2 prints it")
+    parser.add_argument("--tokens", type=int, default=200, help="of each stream")
+    parser.add_argument("--out", type=Path, default=OUT)
+    options = parser.parse_args()
+    table = Table("engine", "beside", *COLUMNS.values())
+    found: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for way in WAYS:
+            load = load_now()
+            planned = engine_options(options.model, free_port(), max_model_len=CONTEXT)
+            engine = replace(planned, further=(*_CACHE, *way.further))
+            with running_engine(options.model, engine, Path(folder) / "vllm.log") as url:
+                for line in asyncio.run(_lines(url, options.model.resolve().name, way, options.tokens)):
+                    with options.out.open("a", encoding="utf-8") as file:
+                        file.write(f"{json.dumps({'model': options.model.name, 'load_before': load, **line})}\n")
+                    shown = (line[name] for name in ("longest_gap_s", "median_gap_s", "tokens_per_s"))
+                    rest = (line["first_token_s"], line["answer_s"])
+                    cells = (*shown, *rest)
+                    table.add_row(
+                        line["way"], line["beside"], *("" if each is None else f"{each:.2f}" for each in cells)
+                    )
+                    if line["beside"] == "a judge":
+                        found[way.name] = line["longest_gap_s"]
+    before, now = found.values()
+    console = Console(width=140)
+    console.print(table)
+    console.print(f"longest gap beside a judge, now to before: {now / before:.2f}", highlight=False)
+
+
+if __name__ == "__main__":
+    main()
