@@ -118,6 +118,12 @@ def _arm(
     return base.model_copy(update={"train": base.train.model_copy(update=changed)})
 
 
+def _demos_pace(base: Recipe, **tables: Mapping[str, Any]) -> Recipe:
+    """The recipe as the demo runs a pretrained model: a large epsilon, a weak pull, no step once users are content."""
+    pace: dict[str, Any] = {"loss": {"kl": 0.02}, "optimiser": {"epsilon": 1e-4}} | tables
+    return _arm(base, lr=2 * LEARNING_RATE, corrected_share=0.25, **pace)
+
+
 _COMBINED = Recipe(
     name="combined", train=Train(loss=DEFAULT_RECIPE.train.loss.model_copy(update={"distillation": 0.0}))
 )
@@ -157,14 +163,11 @@ ARMS: Mapping[str, Recipe] = {
     "hindsight, near, pull 0.02, until content, half lr": _arm(
         WITHOUT_JUDGE, lr=LEARNING_RATE / 2, corrected_share=0.25, distillation=NEAR, loss={"kl": 0.02}
     ),
-    "hindsight, near, pull 0.02, until content, epsilon 1e-4": _arm(
-        WITHOUT_JUDGE,
-        lr=2 * LEARNING_RATE,
-        corrected_share=0.25,
-        distillation=NEAR,
-        loss={"kl": 0.02},
-        optimiser={"epsilon": 1e-4},
-    ),
+    "hybrid, demo's pace": _demos_pace(DEFAULT_RECIPE),
+    "hybrid, no rewards, demo's pace": _demos_pace(DEFAULT_RECIPE, advantage={"verdict_weight": 0.0}),
+    "combined, demo's pace": _demos_pace(_COMBINED, advantage={"spare_unlikely": 1.0}),
+    "binary, demo's pace": _demos_pace(_BINARY),
+    "hindsight, demo's pace": _demos_pace(WITHOUT_JUDGE, distillation=NEAR),
     "hindsight, centred": _arm(WITHOUT_JUDGE, advantage={"control": False, "centre_gap": True}),
 }
 FIRST = ("hybrid", "hybrid, no control", "combined", "binary", "hindsight")
@@ -289,6 +292,7 @@ class Run:
     recipe: Recipe
     seed: int
     steps: int
+    wish: Taste | None  # None: the seed draws it
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """What is measured before the first step, after every second and after the last."""
@@ -300,7 +304,7 @@ class Run:
         )  # fmt: skip
         optimizer = make_optimizer(model, train.optimiser)
         limits = Limits(budget_tokens=2048, max_tokens=2048, vocab_size=model.vocab_size)
-        taste = draw_taste(self.seed, self.exam.base)
+        taste = self.wish or draw_taste(self.seed, self.exam.base)
         yield {"step": 0, "wish": taste.value, "taste": share_met(taste, self.exam.base), "facts": self.exam.base_facts}
         person = Person(f"ablation {self.seed}", taste)
         fresh: list[BatchSample] = []
@@ -337,7 +341,7 @@ class Run:
                 line["not_trained"] = str(error)
             else:
                 self.served.take(adapter_tensors(model), shape.alpha / shape.rank)
-                line["dropped"] = len(figures.dropped)
+                line |= {"dropped": len(figures.dropped), "taught": len(figures.taught), "grad_norm": figures.grad_norm}
                 line["to_parent"] = figures.to_parent.mean if figures.to_parent else None
             line["seconds"] = round(time.monotonic() - began)
             met.clear()
@@ -424,6 +428,7 @@ def main() -> None:
     parser.add_argument("model", type=Path, help="folder of the model: clawloop model fetch smollm2 prints it")
     parser.add_argument("--arms", default=";".join(FIRST), help="names between semicolons, or `all`")
     parser.add_argument("--seeds", default="1", help="between commas; 1 to 99 are for tuning")
+    parser.add_argument("--wish", type=Taste, choices=list(Taste), help="of each person; otherwise the seed draws it")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--told", action="store_true", help="what the model does when told a taste, and nothing else")
@@ -442,7 +447,7 @@ def main() -> None:
             served.take({}, 0.0)
             known = len(exam.known)
             began = time.monotonic()
-            for line in Run(served, exam, options.model, ARMS[arm], seed, options.steps).lines():
+            for line in Run(served, exam, options.model, ARMS[arm], seed, options.steps, options.wish).lines():
                 whole = {"arm": arm, "seed": seed, "steps": options.steps, "known": known, **line}
                 text = json.dumps(whole | {"s": round(time.monotonic() - began)})
                 print(text, flush=True)
