@@ -183,7 +183,10 @@ def _calls(turn: Mapping[str, Any]) -> list[str]:
 def recipe(batch: int, lr: float) -> Recipe:
     """`hindsight` at the pace of a person who corrects a few answers."""
     train = WITHOUT_JUDGE.train
-    pace = train.model_copy(update={"batch_samples": batch, "optimiser": train.optimiser.model_copy(update={"lr": lr})})
+    optimiser = train.optimiser.model_copy(update={"lr": lr})
+    # How far a next message moves this model was not measured.
+    unbound = train.distillation.model_copy(update={"hint_distance": None})
+    pace = train.model_copy(update={"batch_samples": batch, "optimiser": optimiser, "distillation": unbound})
     return WITHOUT_JUDGE.model_copy(update={"name": "openclaw_hindsight", "train": pace})
 
 
@@ -327,7 +330,7 @@ def main() -> None:
     parser.add_argument("--sessions", type=at_least(1), default=8, help="of two requests each, before measuring again")
     parser.add_argument("--held-out", type=at_least(1), default=16, help="requests that each arm is measured by")
     parser.add_argument("--batch", type=at_least(1), default=8)
-    parser.add_argument("--lr", type=float, default=2.5e-4)
+    parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--context", type=at_least(1024), default=CONTEXT)
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()

@@ -41,7 +41,6 @@ from clawloop.core.recipes.recipe import (
     DEFAULT_RECIPE,
     WITHOUT_JUDGE,
     Advantage,
-    Optimiser,
     Recipe,
     Signal,
     Train,
@@ -99,29 +98,30 @@ HINTS: Mapping[Taste, tuple[str, str, str]] = {
 
 
 NEAR = {"hint_distance": 0.16}
+_HALF = {"lr": LEARNING_RATE / 2}
 
 
-def _arm(
-    base: Recipe,
-    *,
-    batch: int = BATCH,
-    lr: float = LEARNING_RATE,
-    corrected_share: float = 0.0,
-    **tables: Mapping[str, Any],
-) -> Recipe:
+# What is the same in all arms that do not say otherwise.
+_PLAIN: Mapping[str, Mapping[str, Any]] = {
+    "loss": {"kl": 0.1},
+    "optimiser": {"lr": LEARNING_RATE, "epsilon": 1e-8},
+    "distillation": {"hint_distance": None},
+}
+
+
+def _arm(base: Recipe, *, batch: int = BATCH, corrected_share: float = 0.0, **tables: Mapping[str, Any]) -> Recipe:
     """The recipe at the pace of a model of 135M parameters, with these keys changed, by table of `train`."""
-    pace = Optimiser(**base.train.optimiser.model_dump() | {"lr": lr})
-    changed: dict[str, Any] = {"batch_samples": batch, "optimiser": pace, "corrected_share": corrected_share}
-    for name, keys in tables.items():
-        table = changed.get(name, getattr(base.train, name))
-        changed[name] = table.model_copy(update=dict(keys))
+    changed: dict[str, Any] = {"batch_samples": batch, "corrected_share": corrected_share}
+    for name in {**_PLAIN, **tables}:
+        keys = {**_PLAIN.get(name, {}), **tables.get(name, {})}
+        changed[name] = getattr(base.train, name).model_copy(update=keys)
     return base.model_copy(update={"train": base.train.model_copy(update=changed)})
 
 
 def _demos_pace(base: Recipe, **tables: Mapping[str, Any]) -> Recipe:
     """The recipe as the demo runs a pretrained model: a large epsilon, a weak pull, no step once users are content."""
-    pace: dict[str, Any] = {"loss": {"kl": 0.02}, "optimiser": {"epsilon": 1e-4}} | tables
-    return _arm(base, lr=2 * LEARNING_RATE, corrected_share=0.25, **pace)
+    pace: dict[str, Any] = {"loss": {"kl": 0.02}, "optimiser": {"lr": 1e-3, "epsilon": 1e-4}} | tables
+    return _arm(base, corrected_share=0.25, **pace)
 
 
 _COMBINED = Recipe(
@@ -149,7 +149,7 @@ ARMS: Mapping[str, Recipe] = {
     "hindsight": _arm(WITHOUT_JUDGE),
     "hindsight, no control": _arm(WITHOUT_JUDGE, advantage={"control": False}),
     "hindsight, clip 1": _arm(WITHOUT_JUDGE, optimiser={"grad_clip": 1.0}),
-    "hindsight, half lr": _arm(WITHOUT_JUDGE, lr=LEARNING_RATE / 2),
+    "hindsight, half lr": _arm(WITHOUT_JUDGE, optimiser=_HALF),
     "hindsight, batch 16": _arm(WITHOUT_JUDGE, batch=16),
     "hindsight, pull 1": _arm(WITHOUT_JUDGE, loss={"kl": 1.0}),
     "hindsight, near": _arm(WITHOUT_JUDGE, distillation=NEAR),
@@ -161,7 +161,7 @@ ARMS: Mapping[str, Recipe] = {
         WITHOUT_JUDGE, corrected_share=0.25, distillation=NEAR, loss={"kl": 0.02}
     ),
     "hindsight, near, pull 0.02, until content, half lr": _arm(
-        WITHOUT_JUDGE, lr=LEARNING_RATE / 2, corrected_share=0.25, distillation=NEAR, loss={"kl": 0.02}
+        WITHOUT_JUDGE, optimiser=_HALF, corrected_share=0.25, distillation=NEAR, loss={"kl": 0.02}
     ),
     "hybrid, demo's pace": _demos_pace(DEFAULT_RECIPE),
     "hybrid, no rewards, demo's pace": _demos_pace(DEFAULT_RECIPE, advantage={"verdict_weight": 0.0}),

@@ -97,19 +97,12 @@ def test_a_model_is_taught_by_hindsight_and_the_toy_by_a_judge() -> None:
         planned(flip="all", model="smollm2")
 
 
-def test_the_recipe_of_a_model_is_hindsight_at_another_pace() -> None:
+def test_the_recipe_of_a_model_is_hindsight_but_for_the_gate() -> None:
     demo = demo_recipe(Method.HINDSIGHT)
     shipped = load_recipe(Path(__file__).resolve().parents[2] / "deploy" / "recipes" / "hindsight.toml")
     assert not demo.signal.asks_judge
-    assert demo.signal == shipped.signal
+    assert (demo.signal, demo.train) == (shipped.signal, shipped.train)
     assert demo.gate == shipped.gate.model_copy(update={"content_loss": 0.1})
-    optimiser = shipped.train.optimiser.model_copy(update={"lr": 1e-3, "epsilon": 1e-4})
-    pace = {"batch_samples": demo.train.batch_samples, "optimiser": optimiser}
-    # What is measured for this model alone.
-    distillation = shipped.train.distillation.model_copy(update={"hint_distance": 0.16})
-    loss = shipped.train.loss.model_copy(update={"kl": 0.02})
-    of_model = {"corrected_share": 0.25, "distillation": distillation, "loss": loss}
-    assert shipped.train.model_copy(update=pace | of_model) == demo.train
 
 
 def test_methods_differ_in_signals_and_advantages_alone() -> None:
@@ -134,9 +127,11 @@ def test_the_demos_hybrid_is_the_default_at_another_pace() -> None:
     assert demo.gate == default.gate.model_copy(update=of_the_toy)
     assert demo.gate.content_loss < default.gate.content_loss < 1
     train = demo.train
-    optimiser = default.train.optimiser.model_copy(update={"lr": train.optimiser.lr})
+    # What was measured on a pretrained model, and not on the toy, whose weights are few.
+    optimiser = default.train.optimiser.model_copy(update={"lr": train.optimiser.lr, "epsilon": 1e-8})
+    loss = default.train.loss.model_copy(update={"kl": 0.1})
     pace = {"batch_samples": train.batch_samples, "lora": train.lora, "optimiser": optimiser}
-    assert default.train.model_copy(update=pace) == train
+    assert default.train.model_copy(update=pace | {"loss": loss, "corrected_share": 0.0}) == train
 
 
 def test_the_combined_recipe_is_deploy_recipes_demo_toml() -> None:

@@ -18,7 +18,17 @@ from __future__ import annotations
 from enum import StrEnum
 
 from clawloop.core.recipes.gate import Gate
-from clawloop.core.recipes.recipe import Advantage, Distillation, Lora, Loss, Optimiser, Recipe, Signal, Train
+from clawloop.core.recipes.recipe import (
+    WITHOUT_JUDGE,
+    Advantage,
+    Distillation,
+    Lora,
+    Loss,
+    Optimiser,
+    Recipe,
+    Signal,
+    Train,
+)
 
 
 class Method(StrEnum):
@@ -84,35 +94,10 @@ def demo_recipe(method: Method) -> Recipe:
     )
 
 
-# A pretrained model of 135M parameters: deploy/recipes/hindsight.toml at the pace of a person who watches for minutes.
-# docs/results.md has what was tried.
-_MODEL_BATCH_SAMPLES = 8
-# By AdamW's own epsilon of 1e-8 each weight moves by the rate at each step, also where its gradient is noise: that took
-# the same taste later, and more of what the model knows.
-_MODEL_LEARNING_RATE, _MODEL_EPSILON = 1e-3, 1e-4
-_MODEL_KL = 0.02  # a pull of 0.1 took back what complaints had taught
-_MODEL_HINT_DISTANCE = 0.16  # of SmolLM2-135M: requests that came next are mostly beyond, complaints below
-_MODEL_CORRECTED_SHARE = 0.25  # a user who is content teaches nothing more, and costs what the model knows
 _MODEL_CONTENT_LOSS = 0.1  # the bar is 90 % of what the base model knows
 
 
 def _model_recipe() -> Recipe:
-    return Recipe(
-        name="demo_hindsight",
-        signal=Signal(verdicts=False, hints_from="message", at_least_one=False),
-        train=Train(
-            batch_samples=_MODEL_BATCH_SAMPLES,
-            corrected_share=_MODEL_CORRECTED_SHARE,
-            advantage=Advantage(
-                verdict_weight=0.1,
-                teacher_weight=0.0,
-                opd_clip=1.0,
-                control=True,
-                spare_unlikely=_SPARE_UNLIKELY,
-            ),
-            distillation=_DISTILLATION.model_copy(update={"hint_distance": _MODEL_HINT_DISTANCE}),
-            loss=Loss(kl=_MODEL_KL, distillation=1.0),
-            optimiser=Optimiser(lr=_MODEL_LEARNING_RATE, beta1=_BETA1, epsilon=_MODEL_EPSILON, grad_clip=_GRAD_CLIP),
-        ),
-        gate=Gate(content_loss=_MODEL_CONTENT_LOSS, lr_backoff=_LR_BACKOFF),
-    )
+    """The recipe of a pretrained model: deploy/recipes/hindsight.toml with this demo's gate."""
+    gate = Gate(content_loss=_MODEL_CONTENT_LOSS, lr_backoff=_LR_BACKOFF)
+    return WITHOUT_JUDGE.model_copy(update={"name": "demo_hindsight", "gate": gate})

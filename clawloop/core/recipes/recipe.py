@@ -796,8 +796,9 @@ DEFAULT_RECIPE: Final = Recipe(
     train=Train(
         advantage=Advantage(verdict_weight=0.1, teacher_weight=0.0, opd_clip=1.0, control=True, spare_unlikely=1.0),
         distillation=Distillation(top_k=4, divergence="clipped"),
-        loss=Loss(kl=0.1, distillation=1.0),
-        optimiser=Optimiser(beta1=0.5, grad_clip=0.05),
+        loss=Loss(kl=0.02, distillation=1.0),
+        optimiser=Optimiser(lr=1e-3, beta1=0.5, epsilon=1e-4, grad_clip=0.05),
+        corrected_share=0.25,
     ),
     gate=Gate(held_out=0.1, content_loss=0.05, lr_backoff=0.25),
 )
@@ -806,7 +807,12 @@ DEFAULT_RECIPE: Final = Recipe(
 WITHOUT_JUDGE: Final = Recipe(
     name="hindsight",
     signal=Signal(verdicts=False, hints_from="message", at_least_one=False),
-    train=DEFAULT_RECIPE.train,
+    train=DEFAULT_RECIPE.train.model_copy(
+        update={
+            "batch_samples": 8,
+            "distillation": DEFAULT_RECIPE.train.distillation.model_copy(update={"hint_distance": 0.16}),
+        }
+    ),
     gate=DEFAULT_RECIPE.gate.model_copy(update={"held_out": 0.0}),
 )
 """That of a new policy whose judge would be too weak; equals deploy/recipes/hindsight.toml."""
