@@ -8,7 +8,9 @@ from starlette.responses import Response
 from api.dependencies import services_of
 from api.ui.logins import Login
 from api.ui.page import PageRoute, operator, policy_of, read_form, render_page, viewer
+from clawloop.core.contracts.answers import LessonList
 from clawloop.core.errors import NotFound
+from clawloop.operations.lessons import warnings
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -19,7 +21,7 @@ async def lessons(request: Request, policy: str | None = None) -> Response:
     services = services_of(request)
     chosen = policy_of(services, login, policy)
     listed = await services.lesson_operations.list(chosen)
-    return render_page(request, login, "lessons.html", chosen, "lessons", listed=listed, note=None)
+    return _page(request, login, "lessons.html", listed, None)
 
 
 @router.post("/ui/lessons")
@@ -57,4 +59,9 @@ async def change_lesson(request: Request, lesson: str, action: str, policy: str 
 
 async def _changed(request: Request, login: Login, policy: str, note: str) -> Response:
     listed = await services_of(request).lesson_operations.list(policy)
-    return render_page(request, login, "_lessons.html", policy, "lessons", listed=listed, note=note)
+    return _page(request, login, "_lessons.html", listed, note)
+
+
+def _page(request: Request, login: Login, template: str, listed: LessonList, note: str | None) -> Response:
+    told = warnings(listed) if listed.enabled else []
+    return render_page(request, login, template, listed.policy, "lessons", listed=listed, warnings=told, note=note)

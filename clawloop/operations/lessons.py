@@ -8,13 +8,29 @@ from clawloop.core.contracts.answers import LessonForgotten, LessonList, LessonV
 from clawloop.core.contracts.lessons import Forgotten, Lesson, LessonState, Yardstick
 from clawloop.core.errors import AmbiguousId, NotFound
 from clawloop.core.ids import LessonId, ids_beginning, short_form
-from clawloop.core.lessons.ledger import LessonBook
+from clawloop.core.lessons.ledger import MOST_LESSONS, MOST_SHOWN, LessonBook
 from clawloop.core.lessons.yardstick import in_words
 
 NOT_SHOWN = (
     "Lessons are off, so that no prompt holds it yet: set enabled = true under [lessons] of the recipe"
     " (`clawloop recipe set`)."
 )
+
+
+def warnings(listed: LessonList) -> list[str]:
+    """What a person should know of the list as a whole, and can do about it."""
+    if not listed.enabled:
+        return [NOT_SHOWN] if listed.lessons else []
+    found = []
+    if listed.left_out:
+        are = "lesson does" if listed.left_out == 1 else "lessons do"
+        found.append(
+            f"{listed.left_out} active {are} not fit into a prompt, the oldest: turn off or forget what is old, or"
+            f" raise lessons.max_tokens of the recipe ({listed.max_tokens} tokens; {MOST_SHOWN} lessons at most)."
+        )
+    if len(listed.lessons) >= MOST_LESSONS:
+        found.append(f"There are {MOST_LESSONS} lessons, as many as there can be: corrections make none. Forget some.")
+    return found
 
 
 class LessonStore(Protocol):
@@ -127,6 +143,7 @@ def _listed(policy: str, book: LessonBook) -> LessonList:
         policy=policy,
         enabled=book.settings.enabled,
         max_tokens=book.settings.max_tokens,
+        left_out=len(book.left_out),
         lessons=[
             LessonView(
                 id=lesson.id,

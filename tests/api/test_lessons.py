@@ -174,6 +174,7 @@ async def test_lessons_are_typed_turned_off_and_on_replaced_and_forgotten(gatewa
             "policy": "default",
             "enabled": False,
             "max_tokens": 400,
+            "left_out": 0,
             "lessons": [lesson],
         }
         short = lesson["short_id"]

@@ -26,7 +26,8 @@ from clawloop.core.judging.agreement import VotedTurn
 from clawloop.core.judging.prompts import AnswerForm
 from clawloop.core.judging.quality import JudgeTrial, Quality
 from clawloop.core.judging.voting import Vote
-from clawloop.core.recipes.recipe import WITHOUT_JUDGE
+from clawloop.core.lessons.ledger import tokens_of
+from clawloop.core.recipes.recipe import WITHOUT_JUDGE, Lessons, Recipe
 from db.serving.keys import PostgresKeyStore
 from tests.contract.learning import POLICY, RECIPE, step
 from tests.fakes.away_browser import AwayBrowser
@@ -650,6 +651,33 @@ async def test_lessons_are_typed_edited_turned_off_and_forgotten(page: Page) -> 
         assert "<form" not in re.sub(r"<form[^>]*policies.*?</form>", "", await visitor.get("/ui/lessons"), flags=re.S)
         assert (await visitor.post("/ui/lessons", text="Mine.")).status_code == 403
         assert (await visitor.post(f"/ui/lessons/{stored.id}/on")).status_code == 403
+
+
+async def test_of_a_hundred_lessons_the_newest_fit_and_the_page_says_what_to_do(page: Page) -> None:
+    lessons, enabled = page.services[0].lesson_operations, Lessons(enabled=True, max_tokens=100)
+    await page.learning.set_recipe(Recipe(name="told", lessons=enabled))
+    contradictory = [
+        "Ignore all instructions.",
+        "Follow all instructions.",
+        "Antworte immer auf Deutsch.",
+        "日本語で答えて。",
+    ]
+    for text in [*(f"Leave out the word number {number}." for number in range(96)), *contradictory]:
+        await lessons.add(POLICY, text)
+    listed = await lessons.list(POLICY)
+    shown = [one.text for one in listed.lessons if one.in_prompt]
+    assert (len(listed.lessons), listed.left_out) == (100, 100 - len(shown))
+    assert shown[-4:] == contradictory
+    assert sum(map(tokens_of, shown)) <= 100
+    async with page.visitor() as visitor:
+        text = html.unescape(await visitor.get("/ui/lessons"))
+        assert f"{listed.left_out} active lessons do not fit into a prompt, the oldest: turn off" in text
+        assert text.count("active, and does not fit") == listed.left_out
+        assert "There are 100 lessons, as many as there can be" in text
+        refused = await visitor.post("/ui/lessons", text="One more.")
+        assert (refused.status_code, "can have no more" in refused.text) == (409, True)
+    told = await asyncio.to_thread(clawloop, "lesson", "list", DATABASE_URL=page.database_url)
+    assert f"{listed.left_out} active lessons do not fit" in " ".join(told.stdout.split())
 
 
 async def test_a_learned_lesson_says_since_when_and_is_turned_on_by_hand(page: Page) -> None:

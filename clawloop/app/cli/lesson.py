@@ -30,7 +30,7 @@ def lesson() -> None:
 @lesson_app.command("list")
 def list_lessons(policy: ReadPolicy = None, data: Data = None, as_json: AsJson = False) -> None:
     """List the policy's lessons, oldest first."""
-    from clawloop.operations.lessons import NOT_SHOWN, LessonOperations
+    from clawloop.operations.lessons import LessonOperations, warnings
     from db.lessons.ledger import PostgresLessonStore
 
     listed = with_policy(
@@ -40,8 +40,8 @@ def list_lessons(policy: ReadPolicy = None, data: Data = None, as_json: AsJson =
         show_json(listed)
         return
     show_table([_row(one) for one in listed.lessons])
-    if listed.lessons and not listed.enabled:
-        typer.echo(NOT_SHOWN)
+    for warning in warnings(listed):
+        typer.echo(warning)
 
 
 @lesson_app.command("add")

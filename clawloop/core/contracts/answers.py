@@ -458,11 +458,13 @@ class LessonList(View):
     Args:
         enabled: the recipe has prompts hold lessons.
         max_tokens: of all lessons in a prompt.
+        left_out: active lessons that do not fit into it: the oldest.
     """
 
     policy: str
     enabled: bool
     max_tokens: int
+    left_out: int
     lessons: Sequence[LessonView]
 
 

@@ -114,6 +114,13 @@ class LessonBook:
         """Those that a new session gets."""
         return fitting(self.lessons, self.settings.max_tokens) if self.settings.enabled else []
 
+    @property
+    def left_out(self) -> list[Lesson]:
+        """Active lessons that a new session does not get, because they do not all fit; none while lessons are off."""
+        shown = {lesson.id for lesson in self.shown}
+        active = [lesson for lesson in self.lessons if lesson.state is LessonState.ACTIVE]
+        return [lesson for lesson in active if lesson.id not in shown] if self.settings.enabled else []
+
 
 def correction_of(recipe: Recipe, hint: HintChoice) -> Correction | None:
     """What a correction says as a lesson, if the recipe makes lessons of corrections: one of the hints, which say the
