@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import combinations
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -29,6 +28,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from clawloop.app.demo.comparison import corrected, p_value
 from clawloop.app.demo.sessions import as_notes
 from clawloop.app.demo.tastes import HELD_OUT, Answer, Person, Taste, draw_taste, is_loop, share_met, wordings
+from clawloop.app.evaluation.figures import INTERVAL, Estimate
 from clawloop.core.contracts.training import BatchSample, ProbeContent
 from clawloop.core.contracts.turns import Message
 from clawloop.core.errors import NothingToTrain
@@ -170,6 +170,8 @@ ARMS: Mapping[str, Recipe] = {
     "hindsight, demo's pace": _demos_pace(WITHOUT_JUDGE, distillation=NEAR),
     "hindsight, centred": _arm(WITHOUT_JUDGE, advantage={"control": False, "centre_gap": True}),
 }
+_COMPARED = ("taste", "facts")
+_FIGURES = (*_COMPARED, "words", "ended", "loops")
 FIRST = ("hybrid", "hybrid, no control", "combined", "binary", "hindsight")
 
 
@@ -406,21 +408,41 @@ def _done(path: Path) -> dict[tuple[str, int, int], list[dict[str, Any]]]:
 
 
 def _report(runs: Mapping[tuple[str, int, int], Sequence[Mapping[str, Any]]], console: Console) -> None:
-    last: dict[str, dict[int, Mapping[str, Any]]] = {}
-    for (arm, seed, _), lines in runs.items():
-        last.setdefault(arm, {})[seed] = lines[-1]
-    table = Table("arm", "runs", "taste", "facts", "words", "ended", "loops")
-    for arm, found in last.items():
-        columns = ("taste", "facts", "words", "ended", "loops")
-        figures = [[float(line[name]) for line in found.values()] for name in columns]
-        spreads = [f"{fmean(each):.2f} ({min(each):.2f}-{max(each):.2f})" for each in figures]
-        table.add_row(arm, str(len(found)), *spreads)
-    console.print(table)
-    for name in ("taste", "facts"):
-        values = {arm: [float(line[name]) for line in found.values()] for arm, found in last.items()}
-        p = {pair: p_value(values[pair[0]], values[pair[1]]) for pair in combinations(values, 2)}
-        told = "; ".join(f"{' / '.join(pair)} {value:.3f}" for pair, value in corrected(p).items())
-        console.print(f"{name}, p by Mann-Whitney, Holm's correction: {told or 'one arm alone'}", highlight=False)
+    """Means over seeds with 95 % intervals, at half of the steps and at their end, and differences to the first arm."""
+    arms = list(dict.fromkeys(arm for arm, _, _ in runs))
+    steps = max(of_run for _, _, of_run in runs)
+    for step in sorted({line["step"] for lines in runs.values() for line in lines} - {0}):
+        at: dict[str, dict[int, Mapping[str, Any]]] = {arm: {} for arm in arms}
+        for (arm, seed, of_run), lines in runs.items():
+            found = [line for line in lines if (line["step"], of_run) == (step, steps)]
+            at[arm] |= {seed: found[0]} if found else {}
+        further = (f"{name} beyond {arms[0]}, p" for name in _COMPARED)
+        table = Table("arm", "runs", *_FIGURES, *further, title=f"step {step}")
+        compared = {name: _differences(at, arms, name) for name in _COMPARED}
+        for arm in arms:
+            shown = [Estimate.of([float(line[name]) for line in at[arm].values()]) for name in _FIGURES]
+            cells = ["" if each is None else each.shown(2) for each in shown]
+            table.add_row(arm, str(len(at[arm])), *cells, *(compared[name].get(arm, "") for name in _COMPARED))
+        console.print(table)
+    console.print(f"{INTERVAL}; differences paired by seed, p by Mann-Whitney, Holm's correction", highlight=False)
+
+
+def _differences(
+    at: Mapping[str, Mapping[int, Mapping[str, Any]]], arms: Sequence[str], name: str
+) -> Mapping[str, str]:
+    """Of each arm but the first: its difference to the first, paired by seed, and the corrected p."""
+    first, *others = arms
+    values = {arm: {seed: float(line[name]) for seed, line in at[arm].items()} for arm in arms}
+    pairs = {arm: sorted(values[arm].keys() & values[first].keys()) for arm in others}
+    p = corrected(
+        {arm: p_value(list(values[first].values()), list(values[arm].values())) for arm in others if pairs[arm]}
+    )
+    shown = {}
+    for arm in p:
+        found = Estimate.of([values[arm][seed] - values[first][seed] for seed in pairs[arm]])
+        assert found is not None
+        shown[arm] = f"{found.shown(2)}, {p[arm]:.3f}"
+    return shown
 
 
 def main() -> None:
