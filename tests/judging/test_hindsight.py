@@ -252,6 +252,9 @@ async def test_whatever_the_message_is_it_is_bounded_and_closes_nothing(hindsigh
     assert hindsight.judge.requests == []
 
 
+TAUGHT = "SELECT j.hint, s.hinted_prompts FROM judgements j JOIN samples s ON s.judgement_id = j.id"
+
+
 async def test_what_taught_is_erased_with_the_message(hindsight: Bench) -> None:
     first, second = hindsight.conversation("Add two numbers.", SAID)
     session = await hindsight.insert(first, second)
@@ -265,8 +268,18 @@ async def test_what_taught_is_erased_with_the_message(hindsight: Bench) -> None:
     hindsight.execute("UPDATE judgements SET shown_by = %s", second.turn_id)
 
     assert await PostgresErasureStore(hindsight.database).erase_turn(second.turn_id) is not None
-    (left,) = hindsight.rows(
-        "SELECT j.hint, s.hinted_prompts FROM judgements j JOIN samples s ON s.judgement_id = j.id"
-    )
+    (left,) = hindsight.rows(TAUGHT)
     assert left["hint"] == "erased"
     assert not left["hinted_prompts"]
+
+
+async def test_words_that_taught_the_calls_behind_an_answer_are_erased_in_all_of_them(hindsight: Bench) -> None:
+    first, second, answer, after = run_of_tools(hindsight)
+    session = await hindsight.insert(first, second, answer, after)
+    for turn in (after, second, answer):
+        await hindsight.judge_turn(session, turn)
+    assert [row["hint"] for row in hindsight.rows(TAUGHT)] == [WISH] * 3
+    assert await PostgresErasureStore(hindsight.database).erase_turn(after.turn_id) is not None
+    assert [(row["hint"], bool(row["hinted_prompts"])) for row in hindsight.rows(TAUGHT)] == [("erased", False)] * 3
+    assert hindsight.rows("SELECT * FROM samples WHERE state = 'fresh'") == []
+    assert WISH not in str(hindsight.rows("SELECT hint, why FROM judgements"))
