@@ -32,8 +32,8 @@ _PATIENCE_SECONDS = 5.0
 _EXIT_COMMANDS = ("/bye", "/quit", "/exit")
 _RATINGS = {"/good": "up", "/bad": "down"}
 _HELP = (
-    "Your next message is the feedback on the answer before it. /good or /bad rates the last answer: "
-    "/bad it should be shorter. Ctrl-D or /bye ends the chat."
+    "Your next message is the feedback on the answer before it. /good or /bad rates the last answer, with a reason if "
+    "you like: “/bad it should be shorter”. Ctrl-D or /bye ends the chat."
 )
 _VERDICTS = {1: "good", 0: "neither good nor bad", -1: "bad"}
 _QUOTED = 80  # characters of a hint
