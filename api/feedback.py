@@ -194,7 +194,9 @@ async def _give(
     stored = None if turn is None else await services.feedback.give(key.id, turn, score, feedback.text, once)
     if stored is None:
         # The same answer for a reply of another key: keys must not learn of each other's replies.
-        raise RequestRejected("This key has no such reply.", status=404, code="not_found")
+        newest = feedback.turn == "last" and feedback.session_id is None
+        said = "This key has had no reply yet." if newest else "This key has no such reply."
+        raise RequestRejected(said, status=404, code="not_found")
     services.notifications.add_feedback(stored)
     return FeedbackTaken(feedback_id=stored.given.feedback_id, effect=stored.effect)
 

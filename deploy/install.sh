@@ -13,6 +13,8 @@ venv=${INTO:-.venv}
 pytorch_index=https://download.pytorch.org/whl/cpu
 say() { printf 'setup: %s\n' "$*"; }
 fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
+# pip answers Ctrl-C by a failure of its own, after which the script would go on. Its errors may be going nowhere, so stdout.
+trap 'echo; say "interrupted; the next run goes on from here"; exit 130' INT
 
 chosen=$(bash deploy/device.sh "$venv")
 device=${chosen%% *}

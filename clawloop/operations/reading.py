@@ -108,6 +108,8 @@ class References:
         if not found and (turns := await self._turns(reference)):
             session = await self._store.session_of(_one(turns, reference, "turns", "turn"))
             found = [] if session is None else [session]
+        if not found and reference == LAST:
+            raise NotFound("There is no session yet: nobody has chatted.", code="not_found", field="session")
         if not found:
             raise NotFound(
                 f"There is no session {reference!r}. Give its id or the beginning of it, the client's own id, the id of"
@@ -125,6 +127,8 @@ class References:
             if number.isascii() and number.isdigit() and 0 < int(number[:11]) <= _LARGEST:
                 turn = await self._store.turn_numbered(await self.session(name), int(number[:11]))
                 found = [] if turn is None else [turn]
+        if not found and reference == LAST:
+            raise NotFound("There is no reply yet: nobody has chatted.", code="not_found", field="turn")
         if not found:
             raise NotFound(
                 f"There is no turn {reference!r}. Give its id or the beginning of it, the id of the reply (chatcmpl-…),"

@@ -122,8 +122,8 @@ class PostgresKeyStore(PostgresStore):
             there = select(PolicyRow.id).where(PolicyRow.id == storable(named), PolicyRow.retired_at.is_(None))
             if await connection.scalar(there) is None:
                 raise SetupError(
-                    f"there is no policy {named!r}: `clawloop up` makes the policy `default`,"
-                    " and so does `clawloop migrate --base-model NAME`"
+                    f"there is no policy {named!r}: `clawloop policy list` shows those there are, and `clawloop policy"
+                    " create NAME` makes one; `clawloop up` or `clawloop migrate --base-model NAME` makes `default`"
                 )
         if Scope.CHAT in key.scopes:
             await _require_no_second_reader(connection, policy, key.policies)

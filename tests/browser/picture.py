@@ -34,6 +34,7 @@ async def take(browser: Browser, url: str, key: str, path: str = _PATH) -> bytes
     if await tab.locator(".cover").count():
         await tab.locator(".cover").first.click()
         await tab.locator("#chat").wait_for()
+    await tab.locator("#live.on").wait_for()  # else the picture shows a page that looks dead
     picture = await tab.screenshot(animations="disabled")
     await context.close()
     if len(picture) > MOST_BYTES:

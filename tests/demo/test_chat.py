@@ -20,6 +20,7 @@ from rich.console import Console
 from clawloop.app.demo.admin_client import AdminClient
 from clawloop.app.demo.chat import Chat, chat, describe_turn
 from clawloop.app.demo.demo_folder import Address
+from clawloop.core.contracts.turns import TurnOutcome
 from clawloop.core.contracts.views import TaughtHint
 from clawloop.core.errors import SetupError
 from tests.fakes.scripted_gateway import scripted_gateway
@@ -37,12 +38,12 @@ async def test_an_answer_is_streamed_and_its_result_printed_after_the_next_messa
             assert await session.send("What is rain?")
             await session.show_results()
             assert "answer 1, by tiny" in output.getvalue()
-            assert "verdict" not in output.getvalue()
+            assert "judged" not in output.getvalue()
             assert await session.send("thx\nWhat is snow?")
             for _ in range(2):  # printed once
                 await session.show_results()
     printed = output.getvalue()
-    assert printed.count("answer 1: verdict +1, version 0, trained in step 1") == 1
+    assert printed.count("answer 1: judged good, trained in step 1 (version 0)") == 1
     assert "answer 2:" not in printed
     assert list(gateway.sessions) == [session.name]
     assert len(session.messages) == 4
@@ -60,15 +61,41 @@ async def test_a_message_without_an_answer_is_discarded() -> None:
 
 
 async def test_a_missing_gateway_is_a_setup_error() -> None:
-    with pytest.raises(SetupError, match=r"cannot chat with http://127.0.0.1:9: .*; give --url and --key"):
+    with pytest.raises(SetupError, match=r"cannot chat with http://127.0.0.1:9: nothing answers there; .*--url"):
         await chat(Address("http://127.0.0.1:9", "k", None), Console(file=StringIO()))
 
 
-def test_a_turn_description_omits_unknown_fields() -> None:
+def test_a_turn_is_described_in_words() -> None:
     turn = turn_view(version=3, why="verdict -1 by 3 of 3", verdict=-1, hints=[TaughtHint(text="Use Python.")])
-    assert describe_turn(turn) == "verdict -1, hint “Use Python.”, version 3, verdict -1 by 3 of 3"
-    turn = turn_view(why="nothing followed")
-    assert describe_turn(turn) == "no verdict, version 0, nothing followed"
+    assert describe_turn(turn) == "judged bad, hint “Use Python.”, verdict -1 by 3 of 3 (version 3)"
+    hint = TaughtHint(text="No, shorter.", source="message")
+    turn = turn_view(outcome=TurnOutcome.SAMPLED, why="next message: 12 characters", hints=[hint])
+    assert describe_turn(turn) == "your words “No, shorter.” teach it, waits for the next step (version 0)"
+    assert describe_turn(turn_view(why="nothing followed")) == "nothing followed (version 0)"
+
+
+async def test_the_last_answer_is_rated_with_a_reason() -> None:
+    output = StringIO()
+    async with scripted_gateway() as gateway:
+        async with AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="k", max_retries=0) as client:
+            session = Chat(client, None, Console(file=output, width=100))
+            assert not await session.rate("up", "")
+            assert await session.send("What is rain?")
+            assert await session.rate("down", "Shorter.")
+            assert await session.rate("up", "")
+    assert "there is no answer to rate yet" in output.getvalue()
+    assert output.getvalue().count("answer 1: Saved") == 2
+    reply = {"response_id": "chatcmpl-1"}
+    assert gateway.feedback == [reply | {"rating": "down", "text": "Shorter."}, reply | {"rating": "up"}]
+
+
+async def test_a_wait_says_what_it_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clawloop.app.demo.chat._PATIENCE_SECONDS", 0.0)
+    output = StringIO()
+    async with scripted_gateway() as gateway:
+        async with AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="k") as client:
+            assert await Chat(client, None, Console(file=output, width=200)).send("What is rain?")
+    assert output.getvalue().count("no answer yet: the engine is busy, or still starts") == 1
 
 
 @pytest.mark.slow
@@ -77,7 +104,7 @@ async def test_an_interactive_chat_in_a_terminal(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "clawloop.app.cli.main", "chat", "--url", gateway.url, "--key", "k"]
         printed = await asyncio.to_thread(_in_a_terminal, command, tmp_path)
     assert re.search(r"answer 1, by tiny", printed)
-    assert re.search(r"answer 1: verdict \+1", printed)
+    assert re.search(r"answer 1: judged good", printed)
     assert "Traceback" not in printed
 
 
@@ -109,7 +136,7 @@ def _in_a_terminal(command: list[str], folder: Path) -> str:
         os.write(parent_fd, b"What is rain?\r")
         read_until("answer 1, by")
         os.write(parent_fd, b"What is snow?\r")
-        read_until("answer 1: verdict")
+        read_until("answer 1: judged")
         os.write(parent_fd, b"/bye\r")
         assert process.wait(60) == 0
     finally:

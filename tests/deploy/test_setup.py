@@ -237,6 +237,24 @@ def test_an_interrupted_run_is_resumed(tree: Tree) -> None:
     assert tree.asked() == [uv_asked("cuda", ".[cuda,train,tensorboard,local,browser,test]", " --editable")]
 
 
+def test_ctrl_c_ends_set_up_whatever_pip_answers(tree: Tree) -> None:
+    # As a terminal: the signal reaches the script and its pip, which takes it for a failure.
+    program(tree.folder / "python", PYTHON.replace("log pip", 'trap "exit 1" INT; kill -INT 0; log pip'))
+    environment = {"PATH": f"{tree.folder}/bin:{SYSTEM}", "TREE": str(tree.folder), "PYTHON": f"{tree.folder}/python"}
+    ended = subprocess.run(
+        ["bash", "deploy/install.sh"],
+        cwd=tree.folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        start_new_session=True,  # the signal stays in there
+    )
+    assert ended.returncode == 130
+    assert ended.stdout.endswith("\nsetup: interrupted; the next run goes on from here\n")
+    assert not any(line.startswith("uv ") for line in tree.asked())
+
+
 def test_changed_pins_are_installed(tree: Tree) -> None:
     tree.setup(DEVICE="cuda")
     tree.asked()

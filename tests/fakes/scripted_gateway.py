@@ -42,7 +42,7 @@ class ScriptedGateway:
         failures: failures of the next chat requests, in order: `500`, `BREAK` (mid-stream), `ERROR` (event); empty for
             none.
         sessions: main turns by session name; by_last_turn: all session names, side turns included, the newest last.
-        headers: of each chat request; temperatures: of side turns (True) and of main turns.
+        headers: of each chat request; feedback: bodies; temperatures: of side turns (True) and of main turns.
         side_turn_models: model of each side turn.
         gone: a version that is not loaded any more when it is asked, as the next one is active.
         judging_stuck: judging never ends.
@@ -59,6 +59,7 @@ class ScriptedGateway:
     sessions: dict[str, list[TurnView]] = field(default_factory=dict)
     by_last_turn: dict[str, None] = field(default_factory=dict)
     headers: list[dict[str, str]] = field(default_factory=list)
+    feedback: list[dict[str, str]] = field(default_factory=list)
     side_turn_models: list[str] = field(default_factory=list)
     temperatures: dict[bool, set[float | None]] = field(default_factory=lambda: {True: set(), False: set()})
     gone: int | None = None
@@ -98,6 +99,10 @@ class ScriptedGateway:
         message = {"role": "assistant", "content": text}
         choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
         return JSONResponse(_completion("chat.completion") | {"choices": [choice]})
+
+    async def take_feedback(self, request: HttpRequest) -> Response:
+        self.feedback.append(await request.json())
+        return JSONResponse({"feedback_id": str(uuid5(_SPACE, "f")), "effect": "amends", "message": "Saved."}, 202)
 
     async def training(self, request: HttpRequest) -> Response:
         assert request.headers["authorization"].startswith("Bearer ")
@@ -216,6 +221,7 @@ def _app(gateway: ScriptedGateway) -> Starlette:
     return Starlette(
         routes=[
             Route("/v1/chat/completions", gateway.chat, methods=["POST"]),
+            Route("/v1/feedback", gateway.take_feedback, methods=["POST"]),
             Route("/v1/models", _models),
             Route("/healthz", _health),
             Route("/admin/v1/training", gateway.training),

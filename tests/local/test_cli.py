@@ -421,6 +421,12 @@ def test_why_takes_what_session_show_prints_and_is_never_empty(here: dict[str, s
     assert "There is no session 'nobody'" in refusal(clawloop("session", "show", "nobody", **here))
 
 
+def test_before_the_first_chat_the_last_reply_is_said_to_be_missing(here: dict[str, str]) -> None:
+    assert refusal(clawloop("why", "last", **here)) == "clawloop: There is no reply yet: nobody has chatted."
+    shown = refusal(clawloop("session", "show", "last", **here))
+    assert shown == "clawloop: There is no session yet: nobody has chatted."
+
+
 def test_workflows_are_linked_where_temporals_ui_is_known(here: dict[str, str], turns: list[TurnRecord]) -> None:
     known = here | {"CLAWLOOP_TEMPORAL_UI": "http://127.0.0.1:8233"}
     shown = json.loads(clawloop("session", "show", "mine", "--json", **known).stdout)["session"]
@@ -873,7 +879,10 @@ def test_a_chat_with_url_and_key_asks_nothing_of_what_runs(nowhere: Path) -> Non
 
 def test_the_only_policy_with_sessions_is_the_one_shown(turns: list[TurnRecord], here: dict[str, str]) -> None:
     assert output_of("training", "status", here=here)["policy"] == "default"
-    assert clawloop("policy", "create", "mine", **here).returncode == 0
+    made = clawloop("policy", "create", "mine", **here).stdout
+    assert made.endswith("a chat key for it: clawloop key create --policy mine\n")
+    assert "`clawloop policy list` shows those" in refusal(clawloop("key", "create", "--policy", "mina", **here))
+    assert "`clawloop policy list` shows those" in refusal(clawloop("training", "status", "--policy", "mina", **here))
     with psycopg.connect(here["DATABASE_URL"]) as connection:
         connection.execute("UPDATE sessions SET policy = 'mine'")
     for command in (("training", "status"), ("recipe", "show"), ("policy", "versions"), ("probe", "list")):

@@ -142,11 +142,11 @@ document.addEventListener("change", (event) => {
       cursor: { y: false, sync: { key: "replies" } },
       scales: { x: { time: false }, y: { range: (u, low, high) => [0, percent ? 1.05 : (high || 1) * 1.1] } },
       axes: [
-        { ...axis, label: "reply, oldest first", size: 30 },
+        { ...axis, label: "reply, oldest first", size: 30, incrs: [1, 2, 5].flatMap((step) => [1, 10, 100, 1e3, 1e4, 1e5].map((ten) => step * ten)).sort((a, b) => a - b) },
         { ...axis, label: unit, size: 44, values: (u, ticks) => ticks.map((tick) => (percent ? Math.round(100 * tick) : tick)) },
       ],
       series: [
-        { label: "reply" },
+        { label: "reply", value: (u, value) => value ?? "–" },
         { label: name, stroke: color("--ink"), width: 2, spanGaps: !stepped, value: shown, paths: stepped ? uPlot.paths.stepped({ align: 1 }) : undefined },
       ],
       hooks: { draw: [mark] },
@@ -164,10 +164,10 @@ document.addEventListener("change", (event) => {
     const drawn = await answer.json();
     if (!drawn.at.length) { place.textContent = "No reply has been recorded yet."; return; }
     if (typeof uPlot === "undefined") { place.textContent = "This browser cannot draw the chart; the table of versions has the figures."; return; }
-    versions = drawn.versions;
+    versions = drawn.versions.map(([position, number]) => [position + 1, number]);
     const there = Object.keys(PANELS).filter((name) => drawn[name].some((value) => value !== null));
     if (there.join() !== [...plots.keys()].join()) { clear(); place.textContent = ""; }
-    const positions = drawn.at.map((_, position) => position);
+    const positions = drawn.at.map((_, position) => position + 1);
     for (const name of there) {
       const data = [positions, drawn[name]];
       if (plots.has(name)) plots.get(name).setData(data);

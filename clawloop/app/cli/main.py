@@ -40,7 +40,7 @@ from clawloop.app.cli.worker import worker_app
 from clawloop.app.local.private_folder import UMASK
 from clawloop.app.processes.install_check import check_install, missing_extra
 from clawloop.app.processes.process_exit import run_and_exit
-from clawloop.core.errors import ClawloopError, RecipeRejected
+from clawloop.core.errors import ClawloopError, NotFound, RecipeRejected
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 
@@ -201,6 +201,10 @@ def run_verb() -> None:
         app()
     except RecipeRejected as error:
         fail("\n  ".join(error.lines))
+    except NotFound as error:
+        fail(
+            f"{error} `clawloop policy list` shows those there are." if error.code == "policy_not_found" else str(error)
+        )
     except ClawloopError as error:
         fail(str(error))
     except ModuleNotFoundError as error:

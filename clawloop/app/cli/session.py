@@ -173,7 +173,7 @@ def _turn_facts(turn: TurnView) -> dict[str, str]:
         "version": str(turn.version),
         "lessons": "; ".join(lesson.text or FORGOTTEN for lesson in turn.lessons) or None,
         "verdict": None if turn.verdict is None else signed(turn.verdict),
-        "expected": None if turn.expected is None else f"{turn.expected:+.2f} of {turn.votes} valid votes",
+        "expected": _mean_vote(turn),
         "hints": "; ".join(hint.line() for hint in turn.hints if hint.source == "judge") or None,
         "next message": "; ".join(hint.line() for hint in turn.hints if hint.source == "message") or None,
         "practised with": "; ".join(hint.line() for hint in turn.hints if hint.source == "lessons") or None,
@@ -186,3 +186,10 @@ def _turn_facts(turn: TurnView) -> dict[str, str]:
         "link": turn.workflow_url,
     }
     return {label: str(value) for label, value in facts.items() if value is not None}
+
+
+def _mean_vote(turn: TurnView) -> str | None:
+    """None without votes: what a user rated, no judge was asked about."""
+    if turn.expected is None or not turn.votes:
+        return None
+    return f"{turn.expected:+.2f} of {turn.votes} valid votes"

@@ -199,6 +199,8 @@ def create_policy(
             shutil.rmtree(written)
         raise
     _show(view, data, as_json)
+    if not as_json:
+        typer.echo(f"next       a chat key for it: clawloop key create --policy {name}")
 
 
 def _bring(adapter: Path, model: str | None, policy: str, data: Path | None) -> tuple[BroughtAdapter, Path | None]:

@@ -1,7 +1,7 @@
-"""`clawloop chat`: an interactive chat that shows the verdict, hint and version of each answer.
+"""`clawloop chat`: an interactive chat that shows what became of each answer, and in which a person can rate the last.
 
-The next message is the feedback on an answer, so the verdict appears while the next answer is being read or written.
-Verdicts are polled from the admin API and printed above the prompt.
+The next message is the feedback on an answer, so its result appears while the next answer is being read or written.
+Results are polled from the admin API and printed above the prompt.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from uuid import UUID, uuid4
 
-from openai import APIError, AsyncOpenAI
+from openai import APIConnectionError, APIError, AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageParam
 from prompt_toolkit import PromptSession
 from prompt_toolkit.patch_stdout import patch_stdout
@@ -24,9 +24,19 @@ from clawloop.core.contracts.turns import TurnOutcome
 from clawloop.core.contracts.views import TurnView
 from clawloop.core.errors import SetupError
 from clawloop.core.ids import SessionId
+from clawloop.core.turns.titles import shortened
 
 _POLL_SECONDS = 0.5
+# A small model on a busy processor begins its answer within some seconds; an engine that still starts takes minutes.
+_PATIENCE_SECONDS = 5.0
 _EXIT_COMMANDS = ("/bye", "/quit", "/exit")
+_RATINGS = {"/good": "up", "/bad": "down"}
+_HELP = (
+    "Your next message is the feedback on the answer before it. /good or /bad rates the last answer, with a reason if "
+    "you like: “/bad it should be shorter”. Ctrl-D or /bye ends the chat."
+)
+_VERDICTS = {1: "good", 0: "neither good nor bad", -1: "bad"}
+_QUOTED = 80  # characters of a hint
 
 
 @dataclass
@@ -55,8 +65,28 @@ class Chat:
         async with self._printing:  # keeps results from being printed inside the answer
             return await self._stream_answer(text)
 
+    async def rate(self, rating: str, reason: str) -> bool:
+        """Rate the last answer, and say what the rating does. False if there is none, or it was not taken.
+
+        Args:
+            rating: `up` or `down`.
+            reason: in the person's words; may be empty.
+        """
+        if not self.answer_ids:
+            self.console.print(Text("  there is no answer to rate yet", style="red"))
+            return False
+        body = {"response_id": self.answer_ids[-1], "rating": rating} | ({"text": reason} if reason else {})
+        try:
+            taken = await self.client.post("/feedback", body=body, cast_to=dict[str, str])
+        except APIError as error:
+            self.console.print(Text(f"  not rated: {_reason(error)}", style="red"))
+            return False
+        self.console.print(Text(f"  answer {len(self.answer_ids)}: {taken['message']}", style="dim"))
+        return True
+
     async def _stream_answer(self, text: str) -> bool:
         message: ChatCompletionMessageParam = {"role": "user", "content": text}
+        waiting = asyncio.create_task(self._say_what_it_waits_for())
         try:
             stream = await self.client.chat.completions.create(
                 model=self.policy_model,
@@ -67,17 +97,25 @@ class Chat:
             pieces, model, answer_id = [], "", ""
             async with stream:
                 async for chunk in stream:
+                    waiting.cancel()
                     model, answer_id = chunk.model, chunk.id
                     for choice in chunk.choices:
                         pieces.append(choice.delta.content or "")
                         self.console.print(pieces[-1], end="", markup=False, highlight=False, soft_wrap=True)
         except APIError as error:
-            self.console.print(Text(f"\nno answer: {' '.join(str(error).split())}", style="red"))
+            self.console.print(Text(f"\nno answer: {_reason(error)}", style="red"))
             return False
+        finally:
+            waiting.cancel()
         self.messages += [message, {"role": "assistant", "content": "".join(pieces)}]
         self.answer_ids.append(answer_id)
         self.console.print(Text(f"\n  answer {len(self.answer_ids)}, by {model}", style="dim"))
         return True
+
+    async def _say_what_it_waits_for(self) -> None:
+        await asyncio.sleep(_PATIENCE_SECONDS)
+        said = "  no answer yet: the engine is busy, or still starts, as `clawloop status` tells; Ctrl-C ends the chat"
+        self.console.print(Text(said, style="dim"))
 
     async def poll_results(self) -> None:
         """Print the result of each answer once it is decided. Runs until cancelled."""
@@ -103,11 +141,24 @@ class Chat:
 
 
 def describe_turn(turn: TurnView) -> str:
-    """Return the result of an answer as text."""
-    verdict = "no verdict" if turn.verdict is None else f"verdict {turn.verdict:+d}"
-    hint = f", hint “{turn.hints[0].text}”" if turn.hints else ""
-    outcome = f"trained in step {turn.step}" if turn.step is not None else turn.why
-    return f"{verdict}{hint}, version {turn.version}, {outcome}"
+    """The result of an answer in words."""
+    parts = [] if turn.verdict is None else [f"judged {_VERDICTS[turn.verdict]}"]
+    if turn.hints:
+        hint = turn.hints[0]
+        text = shortened(" ".join(hint.text.split()), _QUOTED)
+        parts.append(f"your words “{text}” teach it" if hint.source == "message" else f"hint “{text}”")
+    if turn.step is not None:
+        parts.append(f"trained in step {turn.step}")
+    else:
+        parts.append("waits for the next step" if turn.outcome is TurnOutcome.SAMPLED else turn.why)
+    return f"{', '.join(parts)} (version {turn.version})"
+
+
+def _reason(error: APIError) -> str:
+    """What a person can do about it, in one line."""
+    if isinstance(error, APIConnectionError):
+        return "nothing answers there; `clawloop up` prints its address, and `--url` names another"
+    return " ".join(error.message.split())
 
 
 async def chat(address: Address, console: Console) -> None:
@@ -120,8 +171,7 @@ async def chat(address: Address, console: Console) -> None:
         try:
             await client.models.list()
         except APIError as error:
-            reason = " ".join(str(error).split())
-            raise SetupError(f"cannot chat with {address.url}: {reason}; give --url and --key") from error
+            raise SetupError(f"cannot chat with {address.url}: {_reason(error)}") from error
         admin = None if address.admin_key is None else AdminClient(address.url, address.admin_key)
         try:
             await _chat_loop(Chat(client, admin, console), console)
@@ -131,9 +181,9 @@ async def chat(address: Address, console: Console) -> None:
 
 
 async def _chat_loop(chat: Chat, console: Console) -> None:
-    console.print(Text("Your next message is the feedback on the previous answer. Ctrl-D or /bye ends the chat."))
+    console.print(Text(_HELP))
     if chat.admin is None:
-        console.print(Text("Verdicts and hints are not shown without an admin key: give --admin-key"))
+        console.print(Text("What becomes of an answer is not shown without an admin key: give --admin-key"))
     prompt: PromptSession[str] = PromptSession()
     polling = asyncio.create_task(chat.poll_results())
     try:
@@ -141,7 +191,12 @@ async def _chat_loop(chat: Chat, console: Console) -> None:
             while (text := await _read_line(prompt)) not in _EXIT_COMMANDS:
                 if polling.done():
                     polling.result()
-                if text:
+                word, _, rest = text.partition(" ")
+                if word in _RATINGS:
+                    await chat.rate(_RATINGS[word], rest.strip())
+                elif word.startswith("/") and word.isascii() and word[1:].isalpha():
+                    console.print(Text(f"  {word} is not known here. {_HELP}", style="red"))
+                elif text:
                     await chat.send(text)
     finally:
         polling.cancel()

@@ -265,6 +265,8 @@ class TableBoard(LineBoard):
             super().changed(status)
 
     def __rich__(self) -> RenderableType:
+        if not self._parts:
+            return Text()  # what fails before a part starts needs no head of a table
         table = Table("part", "state", "address", "for", "restarts", "", box=None, pad_edge=False)
         now = datetime.now().astimezone()
         for status in self._parts.values():
