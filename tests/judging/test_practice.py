@@ -27,7 +27,7 @@ from clawloop.core.judging.hints import CONTROL_HINT
 from clawloop.core.lessons.practice import Practice, PractisedReply
 from clawloop.core.lessons.prompt import DEFAULT_SYSTEM, LEAD_IN, turn_as_sent
 from clawloop.core.recipes.lessons import Lessons
-from clawloop.core.recipes.recipe import CONTROL, DEFAULT_RECIPE, Recipe
+from clawloop.core.recipes.recipe import CONTROL, DEFAULT_RECIPE, Optimiser, Recipe
 from clawloop.core.samples.decision import is_held_out
 from clawloop.operations.export import ExportKind
 from db.erasure import PostgresErasureStore
@@ -46,9 +46,10 @@ BRIEF, POLITE = "Answer in one sentence.", "Say please."
 
 
 def practising(**changes: Any) -> Recipe:
-    """The recipe of a new policy with practice, batches of four, and nothing held out."""
+    """The recipe of a new policy with practice, batches of four, nothing held out, and steps for few weights."""
     lessons = Lessons(enabled=True, practice=True)
-    train = DEFAULT_RECIPE.train.model_copy(update={"batch_samples": 4})
+    pace = {"batch_samples": 4, "optimiser": Optimiser(lr=1e-4, beta1=0.5, grad_clip=0.05)}
+    train = DEFAULT_RECIPE.train.model_copy(update=pace)
     gate = DEFAULT_RECIPE.gate.model_copy(update={"held_out": 0.0})
     return DEFAULT_RECIPE.model_copy(update={"lessons": lessons, "train": train, "gate": gate} | changes)
 

@@ -100,7 +100,8 @@ def test_activations_are_what_was_planned(shape: str, dtype: torch.dtype, tmp_pa
     measured, found = measured_step(folder, dtype, RECIPES["plain"][0], batch)
     planned = memory.working_bytes(found, TrainingNeeds(), dtype.itemsize, tokens=2000, responses=11, longest=11)
     assert planned[1] == 0
-    assert planned[0] == pytest.approx(measured, rel=0.1)
+    # A processor without instructions for bfloat16 copies an eighth more.
+    assert planned[0] == pytest.approx(measured, rel=0.2 if dtype is torch.bfloat16 else 0.1)
 
 
 @pytest.mark.parametrize(("recipe", "responses"), [*((recipe, 300) for recipe in RECIPES), ("plain", 2500)])
