@@ -136,7 +136,7 @@ async def test_sampling_fields_the_client_omits_are_filled_in_and_recorded(gatew
     assert turn.sampling == {
         name: sent[name]
         for name in sent
-        if name not in {"messages", "model", "logprobs", "top_logprobs", "return_token_ids", "cache_salt"}
+        if name not in {"messages", "model", "logprobs", "top_logprobs", "return_token_ids", "cache_salt", "priority"}
     }
     assert turn.sampling["max_tokens"] == 7
 

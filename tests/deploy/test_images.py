@@ -1,6 +1,6 @@
 """The image of the services is built, and runs as the Compose file says, on a PostgreSQL, a Temporal and a vLLM.
 
-Needs a podman or docker that may use this machine's network (marked `containers`). `CLAWLOOP_BUILD_OPTIONS` are further
+Needs a podman or docker that may use this machine's network (marked `containers`). `IMAGE_BUILD_OPTIONS` are further
 options of its `build`, e.g. `--build-arg BASE=…` where no registry of images is in reach.
 """
 
@@ -37,7 +37,7 @@ USER = 10001  # of the image
 def image() -> Iterator[str]:
     engine, name = ContainerEngine.find(), f"localhost/clawloop-services:{uuid4().hex}"
     command = [str(engine.program), "build", "--file", "deploy/Dockerfile", "--target", "services", "--tag", name]
-    further = shlex.split(os.environ.get("CLAWLOOP_BUILD_OPTIONS", ""))
+    further = shlex.split(os.environ.get("IMAGE_BUILD_OPTIONS", ""))
     built = subprocess.run([*command, *further, "."], cwd=ROOT, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr[-4000:]
     yield name
