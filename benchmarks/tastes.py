@@ -27,7 +27,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from clawloop.app.demo.comparison import corrected, p_value
 from clawloop.app.demo.sessions import as_notes
-from clawloop.app.demo.tastes import HELD_OUT, Answer, Person, Taste, draw_taste, is_loop, share_met, wordings
+from clawloop.app.demo.tastes import (
+    HELD_OUT,
+    Answer,
+    Person,
+    Taste,
+    is_loop,
+    share_met,
+    tastes_to_learn,
+    told,
+    wordings,
+)
 from clawloop.app.evaluation.figures import INTERVAL, Estimate
 from clawloop.core.contracts.training import BatchSample, ProbeContent
 from clawloop.core.contracts.turns import Message
@@ -306,7 +316,7 @@ class Run:
         )  # fmt: skip
         optimizer = make_optimizer(model, train.optimiser)
         limits = Limits(budget_tokens=2048, max_tokens=2048, vocab_size=model.vocab_size)
-        taste = self.wish or draw_taste(self.seed, self.exam.base)
+        taste = self.wish or tastes_to_learn(self.seed, self.exam.base)[0]
         yield {"step": 0, "wish": taste.value, "taste": share_met(taste, self.exam.base), "facts": self.exam.base_facts}
         person = Person(f"ablation {self.seed}", taste)
         fresh: list[BatchSample] = []
@@ -373,7 +383,7 @@ class Run:
         return (None if reward is None else float(reward), hinted) if hinted or reward else None
 
 
-def _told(served: Served, exam: Exam) -> Iterator[dict[str, Any]]:
+def _all_told(served: Served, exam: Exam) -> Iterator[dict[str, Any]]:
     """For each taste, the share of held-out replies that meet it when the model is told the taste in the prompt.
 
     What a model does not do when it is told, no teacher that has read the same words can teach it.
@@ -388,10 +398,10 @@ def _told(served: Served, exam: Exam) -> Iterator[dict[str, Any]]:
                 messages: list[Message] = [{"role": "user", "content": request}]
                 if how == "notes":
                     messages.insert(0, {"role": "system", "content": as_notes(said[:5])})
+                elif how == "a hint":
+                    messages = with_hint(messages, HINTS[taste][at % 3]) or messages
                 else:
-                    spoken = how == "the next message"
-                    words = said[at * 7 % len(said)] if spoken else HINTS[taste][at % 3]
-                    messages = with_hint(messages, words, spoken=spoken) or messages
+                    messages = [{"role": "user", "content": told(taste, at)}]
                 prompts.append(served.prompt(messages))
             found = served.replies(prompts, REPLY_TOKENS, temperature=TEMPERATURE, seed=7)
             line[taste.value] = share_met(taste, [served.answer(ids) for ids, _ in found])
@@ -408,7 +418,7 @@ def _done(path: Path) -> dict[tuple[str, int, int], list[dict[str, Any]]]:
 
 
 def _report(runs: Mapping[tuple[str, int, int], Sequence[Mapping[str, Any]]], console: Console) -> None:
-    """Means over seeds with 95 % intervals, at half of the steps and at their end, and differences to the first arm."""
+    """Means over seeds with 95 % intervals, at each step that was measured, and differences to the first arm."""
     arms = list(dict.fromkeys(arm for arm, _, _ in runs))
     steps = max(of_run for _, _, of_run in runs)
     for step in sorted({line["step"] for lines in runs.values() for line in lines} - {0}):
@@ -459,7 +469,7 @@ def main() -> None:
     served = Served(options.model)
     exam = Exam(served)
     if options.told:
-        for line in _told(served, exam):
+        for line in _all_told(served, exam):
             print(json.dumps(line), flush=True)
         return
     for seed in map(int, options.seeds.split(",")):

@@ -14,7 +14,7 @@ from clawloop.app.demo.report import Evaluation as Row
 from clawloop.app.demo.report import RunTotals, report_run
 from clawloop.app.demo.report_formats import as_json, read_report, taste_lines
 from clawloop.app.demo.sessions import Scores, TasteUser, as_notes
-from clawloop.app.demo.tastes import HELD_OUT, Answer, Taste, draw_taste
+from clawloop.app.demo.tastes import HELD_OUT, Answer, Taste, tastes_to_learn, told
 from clawloop.core.errors import SetupError
 from clawloop.core.gate.general import ANSWER_TOKENS, general_questions
 
@@ -32,17 +32,19 @@ ANSWERS = {
     str(question.content.messages[0]["content"]): _first_answer(question.content.regex or "")
     for question in general_questions()
 }
+TOLD_TO_BE_BRIEF = [told(Taste.BRIEF, number) for number in range(16)]
 
 
 class ScriptedModel(ChatClient):
-    """Rambles as the base model, and is brief and knows less as any version."""
+    """Rambles as the base model unless it is told to be brief, and is brief and knows less as any version."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_led: bool = True) -> None:
         super().__init__("http://nowhere", "key")
         self.asked: list[tuple[str, str, str | None, float | None, int]] = []
         self.chats: list[list[ChatCompletionMessageParam]] = []
         self.rated: list[tuple[str, int]] = []
         self.forgotten = 0
+        self.is_led = is_led
 
     async def send_main_turn(
         self, messages: list[ChatCompletionMessageParam], session: str, *, last: bool, temperature: float | None = None
@@ -66,7 +68,8 @@ class ScriptedModel(ChatClient):
         if text in ANSWERS:
             knows = model == BASE or sum(each[0] in ANSWERS for each in self.asked) > self.forgotten
             return Reply("chatcmpl-0", model, f"It is {ANSWERS[text]}." if knows else "I forgot.", ended=True)
-        return Reply("chatcmpl-0", model, RAMBLING if model == BASE else "The sea rises and falls.", ended=True)
+        rambles = model == BASE and not (self.is_led and text in TOLD_TO_BE_BRIEF)
+        return Reply("chatcmpl-0", model, RAMBLING if rambles else "The sea rises and falls.", ended=True)
 
     async def rate(self, reply: Reply, thumb: int) -> None:
         self.rated.append((reply.id, thumb))
@@ -75,7 +78,7 @@ class ScriptedModel(ChatClient):
 def brief_seed() -> int:
     """A seed whose user wants brief replies of a model that rambles."""
     rambling = [Answer(RAMBLING, ended=True)]
-    return next(seed for seed in range(1, 100) if draw_taste(seed, rambling) is Taste.BRIEF)
+    return next(seed for seed in range(1, 100) if tastes_to_learn(seed, rambling)[0] is Taste.BRIEF)
 
 
 @pytest.fixture
@@ -89,7 +92,8 @@ async def test_the_base_model_decides_on_the_taste_and_on_the_facts() -> None:
     found = await user.measure(client, BASE, thorough=False)
     assert (user.taste, found.match, found.exact, found.requests) == (Taste.BRIEF, 0.0, 1.0, 32)
     assert [asked[0] for asked in client.asked[:32]] == list(HELD_OUT[:32])
-    facts = client.asked[32:]
+    assert [asked[0] for asked in client.asked[32:48]] == TOLD_TO_BE_BRIEF
+    facts = client.asked[48:]
     sampled = facts[:-40]
     assert [asked[0] for asked in sampled[: len(ANSWERS)]] == list(ANSWERS)
     # Those that are right once are asked again: an answer with the first words of its pattern may not be.
@@ -99,6 +103,30 @@ async def test_the_base_model_decides_on_the_taste_and_on_the_facts() -> None:
     assert {asked[3:] for asked in facts[-40:]} == {(0.0, ANSWER_TOKENS)}
     [line] = said
     assert line.startswith("the user's hidden taste: brief (at most 40 words, and ended); the base model knows ")
+
+
+async def test_a_taste_that_words_do_not_teach_is_passed_over_and_told() -> None:
+    rambling = [Answer(RAMBLING, ended=True)]
+    tastes = {seed: tastes_to_learn(seed, rambling) for seed in range(1, 100)}
+    seed = next(seed for seed, order in tastes.items() if order.index(Taste.BRIEF) == 2)
+    said: list[str] = []
+    client, user = ScriptedModel(), TasteUser(seed, said.append)
+    await user.measure(client, BASE, thorough=False)
+    assert user.taste is Taste.BRIEF
+    assert (await user.findings(client, BASE)).told == dict(zip(tastes[seed][:3], (0.0, 0.0, 1.0), strict=True))
+    assert [line.split(" (")[0] for line in said] == [
+        *(f"passed over: a taste for {taste}" for taste in tastes[seed][:2]),
+        "the user's hidden taste: brief",
+    ]
+    assert said[0].endswith("told so, it has 0% of its replies in taste, untold 0%")
+
+
+async def test_a_model_that_follows_no_words_has_a_user_all_the_same() -> None:
+    rambling = [Answer(RAMBLING, ended=True)]
+    client, user = ScriptedModel(is_led=False), TasteUser(5, lambda line: None)
+    await user.measure(client, BASE, thorough=False)
+    assert user.taste is tastes_to_learn(5, rambling)[0]
+    assert len((await user.findings(client, BASE)).told) == len(tastes_to_learn(5, rambling)) >= 5
 
 
 async def test_versions_are_asked_less_between_than_at_the_end(user: TasteUser) -> None:

@@ -9,14 +9,24 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Protocol, TypeVar
 
 from openai.types.chat import ChatCompletionMessageParam
 
 from clawloop.app.demo.openai_client import ChatClient
-from clawloop.app.demo.tastes import HELD_OUT, Answer, Person, Taste, draw_taste, is_loop, share_met
+from clawloop.app.demo.tastes import (
+    HELD_OUT,
+    LEAST_TOLD,
+    Answer,
+    Person,
+    Taste,
+    is_loop,
+    share_met,
+    tastes_to_learn,
+    told,
+)
 from clawloop.app.demo.user import SyntheticUser
 from clawloop.app.demo.world import EVALUATION, Axis, Grade, draw_preference, flipped, grade
 from clawloop.core.errors import SetupError
@@ -76,6 +86,8 @@ class TasteFindings:
         notes: the frozen model, with all that the user said of replies in its system prompt: what a product that keeps
             notes does instead of learning.
         note_lines: lines of that prompt.
+        told: by taste that was tried in the drawn order, the share of 16 replies that meet it when the base model is
+            told. The last one, or the one that gains most, is the user's.
     """
 
     taste: str
@@ -83,6 +95,7 @@ class TasteFindings:
     notes: Scores
     note_lines: int
     examples: tuple[Example, ...]
+    told: dict[str, float] = field(default_factory=dict)
 
 
 class UserSide(Protocol):
@@ -200,6 +213,7 @@ class TasteUser:
         self._newest: Sequence[Answer] = ()
         self._notes: dict[str, None] = {}
         self._taste: Taste | None = None
+        self._told: dict[Taste, float] = {}
 
     @property
     def taste(self) -> Taste:
@@ -229,13 +243,13 @@ class TasteUser:
         if self._taste is None:
             await self._meet_base(client, model)
             return self._scores(self._first, await self._share_right(client, model))
-        self._newest = await self._replies(client, model, MANY_REQUESTS if thorough else FEW_REQUESTS)
+        self._newest = await self._replies(client, model, HELD_OUT[: MANY_REQUESTS if thorough else FEW_REQUESTS])
         return self._scores(self._newest, await self._share_right(client, model))
 
     async def findings(self, client: ChatClient, base_model: str) -> TasteFindings:
         """Measure the notes, and gather what the run found."""
         notes = as_notes(self._notes)
-        answers = await self._replies(client, base_model, MANY_REQUESTS, notes)
+        answers = await self._replies(client, base_model, HELD_OUT[:MANY_REQUESTS], notes)
         right = await self._share_right(client, base_model, notes)
         examples = zip(HELD_OUT, self._first, self._newest, strict=False)
         return TasteFindings(
@@ -246,12 +260,13 @@ class TasteUser:
             examples=tuple(Example(request, before.text, after.text) for request, before, after in examples)[
                 :SHOWN_EXAMPLES
             ],
+            told={taste.value: share for taste, share in self._told.items()},
         )
 
     async def _meet_base(self, client: ChatClient, model: str) -> None:
         """Measure the base model, whose replies decide on the taste and on the facts."""
-        self._first = self._newest = await self._replies(client, model, MANY_REQUESTS)
-        self._taste = draw_taste(self._seed, self._first)
+        self._first = self._newest = await self._replies(client, model, HELD_OUT[:MANY_REQUESTS])
+        self._taste = await self._draw_taste(client, model)
         asked = general_questions()
         known: Sequence[GeneralQuestion] = asked
         for attempt in range(1, KNOWN_ANSWERS + 1):
@@ -265,6 +280,22 @@ class TasteUser:
             f" {len(asked)} general questions"
         )
 
+    async def _draw_taste(self, client: ChatClient, model: str) -> Taste:
+        """The first taste in the seed's order that words can teach this model; if there is none, the nearest to it."""
+        gains: dict[Taste, float] = {}
+        for taste in tastes_to_learn(self._seed, self._first):
+            before = share_met(taste, self._first)
+            asked = [told(taste, number) for number in range(FEW_REQUESTS)]
+            self._told[taste] = share_met(taste, await self._replies(client, model, asked, name=f"told-{taste}"))
+            gains[taste] = self._told[taste] - before
+            if gains[taste] >= LEAST_TOLD:
+                return taste
+            self._say(
+                f"passed over: a taste for {taste} ({taste.text}), which words hardly teach this model: told so, it has"
+                f" {self._told[taste]:.0%} of its replies in taste, untold {before:.0%}"
+            )
+        return max(gains, key=lambda taste: gains[taste])
+
     def _scores(self, answers: Sequence[Answer], exact: float) -> Scores:
         return Scores(
             match=share_met(self.taste, answers),
@@ -276,14 +307,19 @@ class TasteUser:
         )
 
     async def _replies(
-        self, client: ChatClient, model: str, requests: int, system: str | None = None
+        self,
+        client: ChatClient,
+        model: str,
+        requests: Sequence[str],
+        system: str | None = None,
+        name: str = "evaluation",
     ) -> Sequence[Answer]:
         async def ask(number: int) -> Answer:
-            name = f"evaluation-{model}-{number}"
-            reply = await client.send_side_turn(HELD_OUT[number], model, name, system=system)
+            session = f"{name}-{model}-{number}"
+            reply = await client.send_side_turn(requests[number], model, session, system=system)
             return Answer(reply.text, reply.ended)
 
-        return await _each(ask, range(requests))
+        return await _each(ask, range(len(requests)))
 
     async def _share_right(self, client: ChatClient, model: str, system: str | None = None) -> float:
         return fmean(await self._right(client, model, self._facts, system))

@@ -1,7 +1,7 @@
 """Tastes of the person of `clawloop demo run --model`, each checked by a rule, with requests and reactions.
 
 A taste is a rule on a reply's text alone, so that no model grades. Which taste a person has is drawn by the seed, among
-those that the base model seldom meets.
+those that the base model seldom meets, and meets when it is told.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from clawloop.app.demo.phrasing import Mood, UnseenTypist
+from clawloop.core.judging.hints import with_hint
 
 _WORDS = Path(__file__).parent / "words"
 _SAID = tomllib.loads((_WORDS / "tastes.toml").read_text(encoding="utf-8"))
@@ -23,6 +24,9 @@ _ASKED = tomllib.loads((_WORDS / "everyday.toml").read_text(encoding="utf-8"))
 
 MOST_BEFORE = 0.6
 """A taste that the base model meets more often than this is no person's: there would be little to learn."""
+LEAST_TOLD = 0.4
+"""A taste is learned only if being told makes this share of replies more meet it: the demo's goal is a gain of as much,
+and the teacher is the model that was told."""
 _HELD_OUT_EVERY = 6  # every sixth subject is for measuring only
 _MOST_WORDS, _LEAST_WORDS = 40, 3  # of a brief reply; fewer are no answer
 _LEAST_PROSE = 8  # words: "yes." is no prose
@@ -96,14 +100,24 @@ def share_met(taste: Taste, answers: Sequence[Answer]) -> float:
     return sum(taste.is_met(answer) for answer in answers) / len(answers)
 
 
-def draw_taste(seed: int, base: Sequence[Answer]) -> Taste:
-    """The taste of a seed: the first, in the seed's order, that the base model meets in at most 60 % of its answers.
+def tastes_to_learn(seed: int, base: Sequence[Answer]) -> list[Taste]:
+    """The tastes in the seed's order, but those that the base model meets in more than 60 % of its answers.
+
+    There always are some, since no answer is plain prose and has a list.
 
     Args:
         base: the base model's answers to held-out requests.
     """
     order = random.Random(f"taste {seed}").sample(list(Taste), len(Taste))
-    return next((taste for taste in order if share_met(taste, base) <= MOST_BEFORE), order[0])
+    return [taste for taste in order if share_met(taste, base) <= MOST_BEFORE]
+
+
+def told(taste: Taste, number: int) -> str:
+    """The held-out request of this number as the teacher of a person with this taste reads it: behind a wish."""
+    said = wordings(taste)
+    messages = with_hint([{"role": "user", "content": HELD_OUT[number]}], said[number * 7 % len(said)], spoken=True)
+    assert messages is not None  # there is a user's text
+    return str(messages[0]["content"])
 
 
 def is_loop(text: str) -> bool:

@@ -13,9 +13,9 @@ from clawloop.app.demo.tastes import (
     Answer,
     Person,
     Taste,
-    draw_taste,
     is_loop,
     share_met,
+    tastes_to_learn,
     wordings,
 )
 from clawloop.core.gate.general import general_questions
@@ -57,10 +57,12 @@ def test_a_rule_tells_a_reply_in_taste_from_others(taste: Taste) -> None:
 def test_a_taste_that_the_base_model_mostly_meets_is_not_drawn() -> None:
     base = [MEETS[Taste.PROSE]] * 7 + [MISSES[Taste.PROSE][0]] * 3
     assert share_met(Taste.PROSE, base) == 0.7 > MOST_BEFORE
-    drawn = {draw_taste(seed, base) for seed in range(1, 100)}
-    assert drawn == {taste for taste in Taste if share_met(taste, base) <= MOST_BEFORE}
-    assert len(drawn) >= 5
-    assert draw_taste(5, base) is draw_taste(5, base)
+    learnable = {taste for taste in Taste if share_met(taste, base) <= MOST_BEFORE}
+    orders = [tastes_to_learn(seed, base) for seed in range(1, 100)]
+    assert {order[0] for order in orders} == learnable
+    assert all(set(order) == learnable for order in orders)
+    assert len(learnable) >= 5
+    assert tastes_to_learn(5, base) == tastes_to_learn(5, base)
 
 
 def test_requests_for_measuring_are_of_subjects_that_no_chat_has() -> None:
