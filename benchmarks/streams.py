@@ -2,8 +2,8 @@
 
 On one engine after another, on the CPU and with the same model: prompts read whole and judges before chats, as engines
 were started once; and prompts read in pieces and chats first, as `clawloop up` starts them. Each engine is asked the
-same three times: streams alone, streams beside a judge that asks one long question after another, and meanwhile a new
-chat every other second. Run as `make bench ARGS="streams FOLDER"`.
+same twice: streams alone, and streams beside a judge that asks one long question after another and a new chat every
+other second. Run as `make bench ARGS="streams FOLDER"`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import random
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -54,16 +54,16 @@ class Way:
 
     name: str
     further: tuple[str, ...]
-    of_judge: Callable[[], int]
+    of_judge: Callable[[], dict[str, int]]
 
 
 WAYS = (
     Way(
         "whole prompts, judges first",
         ("--no-enable-chunked-prefill", "--max-num-batched-tokens", str(CONTEXT), *_UNCUT),
-        lambda: _BEFORE_CHATS,
+        lambda: {"priority": _BEFORE_CHATS},
     ),
-    Way("pieces, chats first", (), lambda: place_in_queue(JUDGE_BEHIND)["priority"]),
+    Way("pieces, chats first", (), lambda: place_in_queue(JUDGE_BEHIND)),
 )
 
 
@@ -110,7 +110,7 @@ class Client:
         """Questions, one after another, until cancelled."""
         while True:
             sent = time.monotonic()
-            body = self._body(self.prompt(QUESTION_TOKENS), ANSWER_TOKENS) | {"priority": self._way.of_judge()}
+            body = self._body(self.prompt(QUESTION_TOKENS), ANSWER_TOKENS) | self._way.of_judge()
             async with self._session.post(self._url, json=body) as answer:
                 answer.raise_for_status()
                 await answer.read()
@@ -128,8 +128,9 @@ class Client:
         }  # fmt: skip
 
 
-async def measured(url: str, model: str, way: Way, tokens: int) -> AsyncIterator[Mapping[str, Any]]:
+async def measured(url: str, model: str, way: Way, tokens: int) -> list[dict[str, Any]]:
     """Figures of the streams alone, and beside a judge."""
+    lines: list[dict[str, Any]] = []
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         client = Client(session, url, model, way)
@@ -139,11 +140,13 @@ async def measured(url: str, model: str, way: Way, tokens: int) -> AsyncIterator
             async with _beside(client, seen, beside == "a judge"):
                 await asyncio.gather(*(client.stream(seen, tokens) for _ in range(STREAMS)))
             seconds = time.monotonic() - began
-            yield {
+            found = {
                 "way": way.name, "beside": beside, "longest_gap_s": max(seen.gaps), "median_gap_s": median(seen.gaps),
                 "tokens_per_s": seen.tokens / seconds, "first_token_s": max(seen.first, default=None),
                 "judged": len(seen.judged), "answer_s": median(seen.judged) if seen.judged else None,
             }  # fmt: skip
+            lines.append(found)
+    return lines
 
 
 @asynccontextmanager
@@ -157,10 +160,6 @@ async def _beside(client: Client, seen: Seen, judging: bool) -> AsyncIterator[No
         for ended in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(ended, Exception):
                 raise ended
-
-
-async def _lines(url: str, model: str, way: Way, tokens: int) -> list[Mapping[str, Any]]:
-    return [line async for line in measured(url, model, way, tokens)]
 
 
 def main() -> None:
@@ -177,15 +176,11 @@ def main() -> None:
             planned = engine_options(options.model, free_port(), max_model_len=CONTEXT)
             engine = replace(planned, further=(*_CACHE, *way.further))
             with running_engine(options.model, engine, Path(folder) / "vllm.log") as url:
-                for line in asyncio.run(_lines(url, options.model.resolve().name, way, options.tokens)):
+                for line in asyncio.run(measured(url, options.model.resolve().name, way, options.tokens)):
                     with options.out.open("a", encoding="utf-8") as file:
                         file.write(f"{json.dumps({'model': options.model.name, 'load_before': load, **line})}\n")
-                    shown = (line[name] for name in ("longest_gap_s", "median_gap_s", "tokens_per_s"))
-                    rest = (line["first_token_s"], line["answer_s"])
-                    cells = (*shown, *rest)
-                    table.add_row(
-                        line["way"], line["beside"], *("" if each is None else f"{each:.2f}" for each in cells)
-                    )
+                    cells = ["" if line[name] is None else f"{line[name]:.2f}" for name in COLUMNS]
+                    table.add_row(line["way"], line["beside"], *cells)
                     if line["beside"] == "a judge":
                         found[way.name] = line["longest_gap_s"]
     before, now = found.values()

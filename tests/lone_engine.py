@@ -20,7 +20,7 @@ from clawloop.app.layout import memory as memory_module
 from clawloop.app.layout.memory import Serving
 from clawloop.app.layout.model_folder import read_model_shape
 from clawloop.app.layout.request import Limits, Request, TrainingNeeds
-from clawloop.app.layout.table import cache_of, engine_arguments, engine_environment
+from clawloop.app.layout.table import cpu_arguments, engine_arguments, engine_environment
 from clawloop.app.local.checks import choose_port
 from clawloop.app.local.machine import find_gpus
 from clawloop.app.local.services.vllm import EngineOptions, launch, read_model
@@ -63,7 +63,7 @@ class Start:
         )
         asked = Request(model=shape, limits=limits, gpus=None, memory=0, training=TrainingNeeds(), dtype=self.dtype)
         planned = engine_arguments(asked, self.serving, gpus=0, with_lora=True)
-        planned += ("--long-prefill-token-threshold", str(memory_module.CPU_PIECE), *cache_of(self.cache))
+        planned += cpu_arguments(self.cache)
         environment = engine_environment(()) | dict(self.environment)
         return launch(read_model(self.model), EngineOptions(port, planned, environment, self.further), os.environ)
 

@@ -142,6 +142,9 @@ class Tree:
             capture_output=True,
             text=True,
             check=False,
+            start_new_session=True,  # a signal to all in there stays in there
+            # Of a test run in the background SIGINT is ignored, and a shell cannot trap what it finds ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def asked(self) -> list[str]:
@@ -241,18 +244,7 @@ def test_an_interrupted_run_is_resumed(tree: Tree) -> None:
 def test_ctrl_c_ends_set_up_whatever_pip_answers(tree: Tree) -> None:
     # As a terminal: the signal reaches the script and its pip, which takes it for a failure.
     program(tree.folder / "python", PYTHON.replace("log pip", 'trap "exit 1" INT; kill -INT 0; log pip'))
-    environment = {"PATH": f"{tree.folder}/bin:{SYSTEM}", "TREE": str(tree.folder), "PYTHON": f"{tree.folder}/python"}
-    ended = subprocess.run(
-        ["bash", "deploy/install.sh"],
-        cwd=tree.folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        start_new_session=True,  # the signal stays in there
-        # Of a test run in the background the signal is ignored, and a shell cannot trap what it finds ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    ended = tree.setup()
     assert ended.returncode == 130
     assert ended.stdout.endswith("\nsetup: interrupted; the next run goes on from here\n")
     assert not any(line.startswith("uv ") for line in tree.asked())

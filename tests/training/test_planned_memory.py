@@ -86,6 +86,8 @@ def measured_step(
     return peak + gradient, read_model_shape(folder)
 
 
+# A processor without instructions for bfloat16 copies an eighth more.
+COPIES_BFLOAT16 = not torch.cpu.get_capabilities().get("avx512_bf16", False)
 SHAPES = {
     "like Qwen3": {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 8, "num_key_value_heads": 2},
     "wide MLP": {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4, "num_key_value_heads": 4},
@@ -100,8 +102,7 @@ def test_activations_are_what_was_planned(shape: str, dtype: torch.dtype, tmp_pa
     measured, found = measured_step(folder, dtype, RECIPES["plain"][0], batch)
     planned = memory.working_bytes(found, TrainingNeeds(), dtype.itemsize, tokens=2000, responses=11, longest=11)
     assert planned[1] == 0
-    # A processor without instructions for bfloat16 copies an eighth more.
-    assert planned[0] == pytest.approx(measured, rel=0.2 if dtype is torch.bfloat16 else 0.1)
+    assert planned[0] == pytest.approx(measured, rel=0.2 if dtype is torch.bfloat16 and COPIES_BFLOAT16 else 0.1)
 
 
 @pytest.mark.parametrize(("recipe", "responses"), [*((recipe, 300) for recipe in RECIPES), ("plain", 2500)])

@@ -142,7 +142,7 @@ document.addEventListener("change", (event) => {
       cursor: { y: false, sync: { key: "replies" } },
       scales: { x: { time: false }, y: { range: (u, low, high) => [0, percent ? 1.05 : (high || 1) * 1.1] } },
       axes: [
-        { ...axis, label: "reply, oldest first", size: 30, incrs: [1, 2, 5].flatMap((step) => [1, 10, 100, 1e3, 1e4, 1e5].map((ten) => step * ten)).sort((a, b) => a - b) },
+        { ...axis, label: "reply, oldest first", size: 30, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5] },
         { ...axis, label: unit, size: 44, values: (u, ticks) => ticks.map((tick) => (percent ? Math.round(100 * tick) : tick)) },
       ],
       series: [

@@ -202,7 +202,7 @@ def _engine_on_cpu(request: Request, role: Role, cache_bytes: int) -> Process:
         Part(PartName.RUNTIME, ENGINE_RUNTIME, "three processes that import vLLM"),
     )
     words = table.engine_arguments(request, serving, gpus=0, with_lora=with_lora)
-    words = (*words, "--long-prefill-token-threshold", str(memory_module.CPU_PIECE), *table.cache_of(cache))
+    words = (*words, *table.cpu_arguments(cache))
     cached = memory_module.kv_tokens(request, cache, serving)
     serves = "serves policies" + ("" if request.judge_model else " and judges")
     name, why = ("engine 0", serves) if with_lora else (str(role), "answers judges, with a model of its own")

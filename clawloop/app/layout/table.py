@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import groupby
 
-from clawloop.app.layout.memory import GIB, UTILIZATION, Device, Layout, Process, Ranks, Role, Serving, gibibytes
+from clawloop.app.layout.memory import CPU_PIECE, GIB, UTILIZATION, Device, Layout, Process, Ranks, Role, Serving, gibibytes
 from clawloop.app.layout.request import Request
 
 # Tables ---------------------------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def cache_on_shared_gpu(cache: int, engine: int, device: Device) -> tuple[str, .
         engine: bytes of all of the engine.
     """
     share = max(1, 100 * engine // device.bytes) / 100  # rounded down: the next hundredth may be the trainer's
-    return *cache_of(cache), "--gpu-memory-utilization", f"{share:.2f}"
+    return "--kv-cache-memory-bytes", str(cache), "--gpu-memory-utilization", f"{share:.2f}"
 
 
 def cache_on_own_gpus() -> tuple[str, ...]:
@@ -179,8 +179,13 @@ def cache_on_own_gpus() -> tuple[str, ...]:
     return "--gpu-memory-utilization", str(UTILIZATION)
 
 
-def cache_of(size: int) -> tuple[str, ...]:
-    return "--kv-cache-memory-bytes", str(size)
+def cpu_arguments(cache: int) -> tuple[str, ...]:
+    """Arguments of an engine on a CPU beside those of every engine.
+
+    Args:
+        cache: bytes of its KV cache.
+    """
+    return "--long-prefill-token-threshold", str(CPU_PIECE), "--kv-cache-memory-bytes", str(cache)
 
 
 def trainer_arguments(request: Request, gpus: int, ranks: Ranks | None = None) -> tuple[str, ...]:
