@@ -86,8 +86,8 @@ class TasteFindings:
         notes: the frozen model, with all that the user said of replies in its system prompt: what a product that keeps
             notes does instead of learning.
         note_lines: lines of that prompt.
-        told: by taste that was tried in the drawn order, the share of 16 replies that meet it when the base model is
-            told. The last one, or the one that gains most, is the user's.
+        told: by taste that was tried, in the drawn order, the share of 16 replies that meet it when the base model is
+            told. The user's is the one that gains most.
     """
 
     taste: str
@@ -284,17 +284,18 @@ class TasteUser:
         """The first taste in the seed's order that words can teach this model; if there is none, the nearest to it."""
         gains: dict[Taste, float] = {}
         for taste in tastes_to_learn(self._seed, self._first):
-            before = share_met(taste, self._first)
             asked = [told(taste, number) for number in range(FEW_REQUESTS)]
             self._told[taste] = share_met(taste, await self._replies(client, model, asked, name=f"told-{taste}"))
-            gains[taste] = self._told[taste] - before
+            gains[taste] = self._told[taste] - share_met(taste, self._first)
             if gains[taste] >= LEAST_TOLD:
-                return taste
+                break
+        chosen = max(gains, key=lambda taste: gains[taste])
+        for taste in (each for each in gains if each is not chosen):
             self._say(
                 f"passed over: a taste for {taste} ({taste.text}), which words hardly teach this model: told so, it has"
-                f" {self._told[taste]:.0%} of its replies in taste, untold {before:.0%}"
+                f" {self._told[taste]:.0%} of its replies in taste, untold {share_met(taste, self._first):.0%}"
             )
-        return max(gains, key=lambda taste: gains[taste])
+        return chosen
 
     def _scores(self, answers: Sequence[Answer], exact: float) -> Scores:
         return Scores(

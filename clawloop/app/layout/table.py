@@ -8,7 +8,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import groupby
 
-from clawloop.app.layout.memory import CPU_PIECE, GIB, UTILIZATION, Device, Layout, Process, Ranks, Role, Serving, gibibytes
+from clawloop.app.layout.memory import (
+    CPU_PIECE,
+    GIB,
+    UTILIZATION,
+    Device,
+    Layout,
+    Process,
+    Ranks,
+    Role,
+    Serving,
+    gibibytes,
+)
 from clawloop.app.layout.request import Request
 
 # Tables ---------------------------------------------------------------------------------------------------------------
