@@ -841,17 +841,18 @@ def runs(data: Path, url: str) -> Iterator[None]:
 
 
 def test_a_command_without_data_means_what_runs(nowhere: Path, here: dict[str, str]) -> None:
-    url = here["DATABASE_URL"]
+    url, using = here["DATABASE_URL"], "clawloop: using the instance in {}\n"
     assert "no database" in refusal(clawloop("policy", "list"))
     with runs(nowhere / "demo", url):
         found = clawloop("policy", "list")
-        assert (found.returncode, found.stderr) == (0, f"clawloop: what runs on {nowhere / 'demo'}\n")
+        assert (found.returncode, found.stderr) == (0, using.format(nowhere / "demo"))
         with runs(nowhere / "other", url):
-            both = refusal(clawloop("policy", "list"))
+            assert clawloop("policy", "list").stderr == using.format(nowhere / "other")  # the newest
+            both = refusal(clawloop("training", "resume"))
             assert f"--data {nowhere / 'other'}, --data {nowhere / 'demo'}" in both
             assert clawloop("policy", "list", "--data", "demo").stderr == ""
             with runs(nowhere / ".clawloop", url):
-                assert clawloop("policy", "list").stderr == ""
+                assert clawloop("training", "resume").stderr.startswith(using.format(".clawloop"))
     # An installation that was stopped is still the one of its folder.
     assert clawloop("policy", "list").stderr == ""
 
@@ -877,7 +878,7 @@ def test_a_chat_with_url_and_key_asks_nothing_of_what_runs(nowhere: Path) -> Non
             address_of(None, "k", None, None)
 
 
-def test_the_only_policy_with_sessions_is_the_one_shown(turns: list[TurnRecord], here: dict[str, str]) -> None:
+def test_the_only_policy_with_sessions_is_the_one_meant(turns: list[TurnRecord], here: dict[str, str]) -> None:
     assert output_of("training", "status", here=here)["policy"] == "default"
     made = clawloop("policy", "create", "mine", **here).stdout
     assert made.endswith("a chat key for it: clawloop key create --policy mine\n")
@@ -889,6 +890,10 @@ def test_the_only_policy_with_sessions_is_the_one_shown(turns: list[TurnRecord],
         output_of(*command, here=here)
     assert output_of("training", "status", here=here)["policy"] == "mine"
     assert output_of("training", "status", "--policy", "default", here=here)["policy"] == "default"
+    paused = clawloop("training", "pause", "a holiday", "--json", **here)
+    assert json.loads(paused.stdout)["policy"] == "mine"
+    assert paused.stderr.startswith("clawloop: policy mine, the only one with chats\n")
+    assert output_of("training", "status", "--policy", "default", here=here)["state"] != "paused"
 
 
 def test_a_recipe_without_a_name_has_that_of_its_file(here: dict[str, str], tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from clawloop.app.cli.operations import Result, with_operations
+from clawloop.app.cli.operations import Result, with_policy_operations
 from clawloop.core.contracts.answers import Rejudged
 from clawloop.core.judging.agreement import Agreement
 from clawloop.core.judging.voting import signed
@@ -23,24 +23,28 @@ if TYPE_CHECKING:
 _TURNS_A_CALL = 20
 
 
-def compare(data: Path | None, path: Path | None, policy: str, turns: int | None) -> ComparedHistory:
+def compare(data: Path | None, path: Path | None, policy: str | None, turns: int | None) -> ComparedHistory:
     """The comparison with a recipe's file, or with the policy's own recipe; nothing changes."""
     recipe = None if path is None else load_recipe(path)
-    return with_operations(data, partial(_with_history, lambda history: _all(history, policy, recipe, turns)))
+    return with_policy_operations(
+        data, policy, partial(_with_history, lambda history, name: _all(history, name, recipe, turns))
+    )
 
 
-def apply_verdicts(data: Path | None, path: Path | None, policy: str) -> list[Rejudged]:
+def apply_verdicts(data: Path | None, path: Path | None, policy: str | None) -> list[Rejudged]:
     """Have the turns judged again on which the verdicts differ."""
     recipe = None if path is None else load_recipe(path)
-    return with_operations(data, partial(_with_history, lambda history: history.apply(policy, recipe)))
+    return with_policy_operations(
+        data, policy, partial(_with_history, lambda history, name: history.apply(name, recipe))
+    )
 
 
 async def _with_history(
-    work: Callable[[HistoryOperations], Coroutine[Any, Any, Result]], operations: Operations
+    work: Callable[[HistoryOperations, str], Coroutine[Any, Any, Result]], operations: Operations, policy: str
 ) -> Result:
     directory = await operations.directory()
     async with operations.history(lambda: directory) as history:
-        return await work(history)
+        return await work(history, policy)
 
 
 async def _all(history: HistoryOperations, policy: str, recipe: Recipe | None, turns: int | None) -> ComparedHistory:

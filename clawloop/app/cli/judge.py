@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clawloop.app.cli.operations import with_operations
+from clawloop.app.cli.operations import with_operations, with_policy_operations
 from clawloop.app.cli.session import SESSION_HELP, TURN_HELP
-from clawloop.app.cli.terminal import AsJson, Data, fail, show_json, show_table, with_database
+from clawloop.app.cli.terminal import AsJson, Data, Policy, fail, show_json, show_table, with_policy
 from clawloop.core.errors import SetupError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def compare_history(
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="Recipe that judges; the policy's own by default."),
     ] = None,
-    policy: Annotated[str, typer.Option(help="Policy of the turns.")] = "default",
+    policy: Policy = None,
     apply: Annotated[
         bool, typer.Option("--apply", help="Then have the turns with differing verdicts judged again.")
     ] = False,
@@ -94,7 +94,7 @@ def try_judge(
             exists=True, dir_okay=False, help="TOML with phrases of your own; ours by default, and then it counts."
         ),
     ] = None,
-    policy: Annotated[str, typer.Option(help="Policy whose judge is tried.")] = "default",
+    policy: Policy = None,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
@@ -104,8 +104,8 @@ def try_judge(
     from clawloop.core.judging.phrases import parse_phrases
 
     own = None if file is None else parse_phrases(file.read_text(encoding="utf-8"), str(file))
-    trial = with_operations(
-        data, lambda operations: operations.try_judge(policy, own, lambda line: typer.echo(line, err=True))
+    trial = with_policy_operations(
+        data, policy, lambda operations, name: operations.try_judge(name, own, lambda line: typer.echo(line, err=True))
     )
     if as_json:
         typer.echo(json.dumps(asdict(trial)))
@@ -126,7 +126,7 @@ def try_judge(
 
 @judge_app.command("precision")
 def show_precision(
-    policy: Annotated[str, typer.Option(help="Policy of the episodes.")] = "default",
+    policy: Policy = None,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
@@ -134,7 +134,9 @@ def show_precision(
     from clawloop.operations.history import judge_precision
     from db.judging.rejudging import PostgresVoteReader
 
-    found = with_database(data, lambda database: judge_precision(PostgresVoteReader(database).voted_turns, policy))
+    found = with_policy(
+        data, policy, lambda database, name: judge_precision(PostgresVoteReader(database).voted_turns, name)
+    )
     if as_json:
         show_json(found)
         return

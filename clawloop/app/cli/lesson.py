@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from clawloop.app.cli.terminal import AsJson, Data, ReadPolicy, age, show_json, show_table, with_database, with_policy
+from clawloop.app.cli.terminal import AsJson, Data, Policy, age, show_json, show_table, with_policy
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from clawloop.core.contracts.answers import LessonView
+    from clawloop.core.contracts.answers import LessonForgotten, LessonView
     from clawloop.operations.lessons import LessonOperations
 
 lesson_app = typer.Typer(no_args_is_help=True, help="Lessons: sentences that a policy's prompts hold.")
 
-Policy = Annotated[str, typer.Option(help="The policy.")]
 Lesson = Annotated[str, typer.Argument(metavar="ID", help="From `clawloop lesson list`, or its beginning.")]
 Result = TypeVar("Result")
 
@@ -28,14 +27,11 @@ def lesson() -> None:
 
 
 @lesson_app.command("list")
-def list_lessons(policy: ReadPolicy = None, data: Data = None, as_json: AsJson = False) -> None:
+def list_lessons(policy: Policy = None, data: Data = None, as_json: AsJson = False) -> None:
     """List the policy's lessons, oldest first."""
-    from clawloop.operations.lessons import LessonOperations, warnings
-    from db.lessons.ledger import PostgresLessonStore
+    from clawloop.operations.lessons import warnings
 
-    listed = with_policy(
-        data, policy, lambda database, name: LessonOperations(PostgresLessonStore(database)).list(name)
-    )
+    listed = _with_lessons(data, policy, lambda lessons, name: lessons.list(name))
     if as_json:
         show_json(listed)
         return
@@ -48,14 +44,14 @@ def list_lessons(policy: ReadPolicy = None, data: Data = None, as_json: AsJson =
 def add_lesson(
     text: Annotated[str, typer.Argument(help="One sentence, 300 characters at most.")],
     instead_of: Annotated[str | None, typer.Option(metavar="ID", help="The lesson that it replaces.")] = None,
-    policy: Policy = "default",
+    policy: Policy = None,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
     """Add a lesson; new sessions get it."""
     from clawloop.operations.lessons import NOT_SHOWN
 
-    added = _with_lessons(data, lambda lessons: lessons.add(policy, text, instead_of))
+    added = _with_lessons(data, policy, lambda lessons, name: lessons.add(name, text, instead_of))
     if as_json:
         show_json(added)
         return
@@ -65,34 +61,41 @@ def add_lesson(
 
 
 @lesson_app.command("off")
-def turn_lesson_off(lesson: Lesson, policy: Policy = "default", data: Data = None, as_json: AsJson = False) -> None:
+def turn_lesson_off(lesson: Lesson, policy: Policy = None, data: Data = None, as_json: AsJson = False) -> None:
     """Leave a lesson out of the prompts of new sessions."""
-    _show(_with_lessons(data, lambda lessons: lessons.turn_off(policy, lesson)), as_json)
+    _show(_with_lessons(data, policy, lambda lessons, name: lessons.turn_off(name, lesson)), as_json)
 
 
 @lesson_app.command("on")
-def turn_lesson_on(lesson: Lesson, policy: Policy = "default", data: Data = None, as_json: AsJson = False) -> None:
+def turn_lesson_on(lesson: Lesson, policy: Policy = None, data: Data = None, as_json: AsJson = False) -> None:
     """Have new sessions get a lesson again."""
-    _show(_with_lessons(data, lambda lessons: lessons.turn_on(policy, lesson)), as_json)
+    _show(_with_lessons(data, policy, lambda lessons, name: lessons.turn_on(name, lesson)), as_json)
 
 
 @lesson_app.command("forget")
-def forget_lesson(lesson: Lesson, policy: Policy = "default", data: Data = None, as_json: AsJson = False) -> None:
+def forget_lesson(lesson: Lesson, policy: Policy = None, data: Data = None, as_json: AsJson = False) -> None:
     """Erase a lesson for good, with the tokens of all prompts that held it."""
-    forgotten = _with_lessons(data, lambda lessons: lessons.forget(policy, lesson))
+
+    async def forget(lessons: LessonOperations, name: str) -> tuple[LessonForgotten, str]:
+        done = await lessons.forget(name, lesson)
+        return done, done.what_is_left(name)
+
+    forgotten, left = _with_lessons(data, policy, forget)
     if as_json:
         show_json(forgotten)
     else:
         typer.echo(f"forgotten, with the prompts of {forgotten.turns} turns")
-        if left := forgotten.what_is_left(policy):
+        if left:
             typer.echo(left)
 
 
-def _with_lessons(data: Path | None, work: Callable[[LessonOperations], Coroutine[Any, Any, Result]]) -> Result:
+def _with_lessons(
+    data: Path | None, policy: str | None, work: Callable[[LessonOperations, str], Coroutine[Any, Any, Result]]
+) -> Result:
     from clawloop.operations.lessons import LessonOperations
     from db.lessons.ledger import PostgresLessonStore
 
-    return with_database(data, lambda database: work(LessonOperations(PostgresLessonStore(database))))
+    return with_policy(data, policy, lambda database, name: work(LessonOperations(PostgresLessonStore(database)), name))
 
 
 def _show(changed: LessonView, as_json: bool) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from clawloop.app.cli.terminal import running_settings, with_database
+from clawloop.app.cli.terminal import running_settings, with_database, with_policy
 from clawloop.core.errors import SignalFailed
 
 if TYPE_CHECKING:
@@ -29,15 +29,22 @@ TEMPORAL_CONNECT_SECONDS = 2.0
 
 def with_operations(data: Path | None, work: Callable[[Operations], Coroutine[Any, Any, Result]]) -> Result:
     """Run `work` with the operations on the database of the settings."""
+    return with_database(data, lambda database: work(_operations(database, data)))
 
-    async def run(database: Database) -> Result:
-        from clawloop.app.processes.operations import Operations
 
-        settings = running_settings(data)
-        temporal = _TemporalOnDemand(settings)
-        return await work(Operations(database, settings, temporal, temporal))
+def with_policy_operations(
+    data: Path | None, policy: str | None, work: Callable[[Operations, str], Coroutine[Any, Any, Result]]
+) -> Result:
+    """Run `work` with the operations and the policy; see `with_policy`."""
+    return with_policy(data, policy, lambda database, name: work(_operations(database, data), name))
 
-    return with_database(data, run)
+
+def _operations(database: Database, data: Path | None) -> Operations:
+    from clawloop.app.processes.operations import Operations
+
+    settings = running_settings(data)
+    temporal = _TemporalOnDemand(settings)
+    return Operations(database, settings, temporal, temporal)
 
 
 def links_of(data: Path | None) -> WorkflowLinks:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clawloop.app.cli.terminal import AsJson, Data, ReadPolicy, age, show_json, show_table, with_database, with_policy
+from clawloop.app.cli.terminal import AsJson, Data, Policy, age, show_json, show_table, with_policy
 from clawloop.core.errors import SetupError
 from clawloop.core.ids import short_form
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 probe_app = typer.Typer(no_args_is_help=True, help="Probes: prompts that the gate asks of each version.")
 
-Policy = Annotated[str, typer.Option(help="The policy.")]
 _SHOWN = 30  # characters of a prompt in the list
 
 
@@ -37,7 +36,7 @@ def add_probes(
     ] = None,
     regex: Annotated[str | None, typer.Option(help="With --prompt: a pattern that has to match in the answer.")] = None,
     exact: Annotated[str | None, typer.Option(help="With --prompt: the whole answer.")] = None,
-    policy: Policy = "default",
+    policy: Policy = None,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
@@ -50,7 +49,9 @@ def add_probes(
     from clawloop.operations.probes import MOST_PROBES
     from db.training.probes import PostgresProbeStore
 
-    added = with_database(data, lambda database: PostgresProbeStore(database).add(policy, probes, MOST_PROBES))
+    added = with_policy(
+        data, policy, lambda database, name: PostgresProbeStore(database).add(name, probes, MOST_PROBES)
+    )
     if as_json:
         _show(added)
     else:
@@ -58,7 +59,7 @@ def add_probes(
 
 
 @probe_app.command("list")
-def list_probes(policy: ReadPolicy = None, data: Data = None, as_json: AsJson = False) -> None:
+def list_probes(policy: Policy = None, data: Data = None, as_json: AsJson = False) -> None:
     """List the policy's probes."""
     from db.training.probes import PostgresProbeStore
 
@@ -72,7 +73,7 @@ def list_probes(policy: ReadPolicy = None, data: Data = None, as_json: AsJson = 
 @probe_app.command("remove")
 def remove_probe(
     probe: Annotated[str, typer.Argument(metavar="ID", help="From `clawloop probe list`, or its beginning.")],
-    policy: Policy = "default",
+    policy: Policy = None,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
@@ -80,12 +81,12 @@ def remove_probe(
     from clawloop.operations.probes import find_probe
     from db.training.probes import PostgresProbeStore
 
-    async def remove(database: Database) -> list[StoredProbe]:
+    async def remove(database: Database, name: str) -> list[StoredProbe]:
         store = PostgresProbeStore(database)
-        await store.remove(policy, find_probe(policy, await store.all(policy), probe))
-        return await store.all(policy)
+        await store.remove(name, find_probe(name, await store.all(name), probe))
+        return await store.all(name)
 
-    left = with_database(data, remove)
+    left = with_policy(data, policy, remove)
     if as_json:
         _show(left)
     else:

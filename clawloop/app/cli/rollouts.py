@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clawloop.app.cli.operations import links_of, with_operations
+from clawloop.app.cli.operations import links_of, with_policy_operations
 from clawloop.app.cli.terminal import (
     AsJson,
     Data,
+    Policy,
     age,
     checked_reason,
     printable,
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 rollouts_app = typer.Typer(no_args_is_help=True, help="Rollouts: groups of episodes that a policy learns from.")
 episode_app = typer.Typer(no_args_is_help=True, help="Episodes: attempts of a policy at a task.")
 
-Policy = Annotated[str, typer.Option(help="The policy.")]
 More = Annotated[bool, typer.Option("--more", help="All of them.")]
 _PAGE = 500
 # A main agent and some side agents; what an episode of hundreds of sessions said is not read at once.
@@ -62,7 +62,7 @@ def start_rollouts(
     curriculum: Annotated[
         bool, typer.Option("--curriculum", help="Let success decide which kinds of tasks come, and how hard.")
     ] = False,
-    policy: Policy = "default",
+    policy: Policy = None,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
@@ -70,7 +70,7 @@ def start_rollouts(
     from clawloop.core.contracts.episodes import RolloutsPlan
 
     plan = RolloutsPlan(_environment_name(environment), size, groups, barren, curriculum)
-    _show(_apply(data, lambda rollouts: rollouts.start(policy, plan)), as_json)
+    _show(_apply(data, policy, lambda rollouts, name: rollouts.start(name, plan)), as_json)
 
 
 def _environment_name(environment: str) -> str:
@@ -96,18 +96,18 @@ def _environment_name(environment: str) -> str:
 @rollouts_app.command("pause")
 def pause_rollouts(
     reason: Annotated[str, typer.Argument(callback=checked_reason, help="For people; shown with the state.")],
-    policy: Policy = "default",
+    policy: Policy = None,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
     """Start no group until `rollouts start`; groups in flight are finished. Holds across restarts."""
-    _show(_apply(data, lambda rollouts: rollouts.pause(policy, reason)), as_json)
+    _show(_apply(data, policy, lambda rollouts, name: rollouts.pause(name, reason)), as_json)
 
 
 @rollouts_app.command("status")
-def rollouts_status(policy: Policy = "default", data: Data = None, as_json: AsJson = False) -> None:
+def rollouts_status(policy: Policy = None, data: Data = None, as_json: AsJson = False) -> None:
     """Show the state of a policy's rollouts, and what they wait for."""
-    _show(with_operations(data, lambda operations: operations.rollouts.status(policy)), as_json)
+    _show(with_policy_operations(data, policy, lambda operations, name: operations.rollouts.status(name)), as_json)
 
 
 @rollouts_app.command("groups")
@@ -260,9 +260,11 @@ def _note_more(shown: int, further: UUID | None) -> None:
 
 
 def _apply(
-    data: Path | None, change: Callable[[RolloutOperations], Coroutine[Any, Any, Applied[RolloutsView]]]
+    data: Path | None,
+    policy: str | None,
+    change: Callable[[RolloutOperations, str], Coroutine[Any, Any, Applied[RolloutsView]]],
 ) -> RolloutsView:
-    applied = with_operations(data, lambda operations: change(operations.rollouts))
+    applied = with_policy_operations(data, policy, lambda operations, name: change(operations.rollouts, name))
     if applied.signal_error is not None:
         typer.echo(f"stored; its workflow was not notified: {applied.signal_error}", err=True)
     return applied.result

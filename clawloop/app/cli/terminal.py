@@ -8,8 +8,9 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextvars import ContextVar
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
@@ -126,12 +127,26 @@ def when(moment: datetime | None) -> str:
 # Options that verbs share, a database for the length of one call, and failures.
 
 Result = TypeVar("Result")
-Data = Annotated[Path | None, typer.Option("--data", help="Folder of everything that survives a restart.")]
-ReadPolicy = Annotated[
+# Verbs that change nothing.
+_READING = frozenset(
+    {"compare", "events", "export", "groups", "liked", "list", "precision", "replay", "show", "status", "version",
+     "versions", "why"}
+)  # fmt: skip
+_verb: ContextVar[str | None] = ContextVar("verb", default=None)
+
+
+def _note_verb(context: typer.Context, data: Path | None) -> Path | None:
+    context.call_on_close(partial(_verb.reset, _verb.set(context.info_name)))
+    return data
+
+
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", callback=_note_verb, help="Folder of everything that survives a restart."),
+]
+Policy = Annotated[
     str | None,
-    typer.Option(
-        "--policy", help="The policy; without it the only one with sessions, else `default`.", show_default=False
-    ),
+    typer.Option(help="The policy; without it the only one with sessions, else `default`.", show_default=False),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -146,23 +161,25 @@ def settings_of(data: Path | None) -> Settings:
 
 def running_settings(data: Path | None) -> Settings:
     """The settings of a command that asks or changes what runs: without `--data` of the instance that runs, which is
-    named on standard error where it is not the one of the settings.
+    named on standard error where it is not the one of the settings, or not the only one.
 
     Raises:
-        SetupError: several run.
+        SetupError: several run, and the command writes.
     """
     from clawloop.app.processes.endpoints import chosen_data
 
     settings = settings_of(data)
-    if data is not None or (found := chosen_data(settings)) == settings.data:
+    if data is not None:
         return settings
-    _name_once(found)
-    return settings.model_copy(update={"data": found})
+    found, is_named = chosen_data(settings, reads=_verb.get() in _READING)
+    if is_named:
+        _name_once(found)
+    return settings if found == settings.data else settings.model_copy(update={"data": found})
 
 
 @cache
 def _name_once(data: Path) -> None:
-    typer.echo(f"clawloop: what runs on {data}", err=True)
+    typer.echo(f"clawloop: using the instance in {data}", err=True)
 
 
 def checked_reason(reason: str) -> str:
@@ -194,12 +211,16 @@ def with_database(data: Path | None, work: Callable[[Database], Coroutine[Any, A
 def with_policy(
     data: Path | None, policy: str | None, work: Callable[[Database, str], Coroutine[Any, Any, Result]]
 ) -> Result:
-    """Run `work` with a policy that is only read: without `--policy` the one in use."""
+    """Run `work` with the policy; without `--policy` with the one in use, named on standard error unless `default`."""
 
     async def run(database: Database) -> Result:
+        if policy is not None:
+            return await work(database, policy)
         from db.overview import PostgresOverviewStore
 
-        found = policy or await PostgresOverviewStore(database).policy_in_use()
+        found = await PostgresOverviewStore(database).policy_in_use()
+        if found != "default":
+            typer.echo(f"clawloop: policy {found}, the only one with chats", err=True)
         return await work(database, found)
 
     return with_database(data, run)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clawloop.app.cli.gateway_request import Url, gateway_address, kept_key, post
-from clawloop.app.cli.operations import links_of, with_operations
+from clawloop.app.cli.operations import links_of, with_policy_operations
 from clawloop.app.cli.plan import model_folder
 from clawloop.app.cli.terminal import (
     AsJson,
     Data,
-    ReadPolicy,
+    Policy,
     age,
     checked_reason,
     doing,
@@ -47,12 +47,11 @@ training_app = typer.Typer(no_args_is_help=True, help="Training: its state, paus
 policy_app = typer.Typer(no_args_is_help=True, help="Policies and their versions.")
 recipe_app = typer.Typer(no_args_is_help=True, help="A policy's recipe.")
 
-Policy = Annotated[str, typer.Option(help="The policy.")]
 _VERSIONS = 20
 
 
 @training_app.command("status")
-def training_status(policy: ReadPolicy = None, data: Data = None, as_json: AsJson = False) -> None:
+def training_status(policy: Policy = None, data: Data = None, as_json: AsJson = False) -> None:
     """Show the state of training, and what it waits for."""
     from db.training.operators import PostgresTrainingStore
 
@@ -60,7 +59,7 @@ def training_status(policy: ReadPolicy = None, data: Data = None, as_json: AsJso
 
 
 @training_app.command("liked")
-def training_liked(policy: ReadPolicy = None, data: Data = None, as_json: AsJson = False) -> None:
+def training_liked(policy: Policy = None, data: Data = None, as_json: AsJson = False) -> None:
     """Show whether the trained versions' replies are liked better than version 0's were."""
     from clawloop.core.contracts.answers import Liked
     from clawloop.core.judging.progress import MIN_CHATS, REPLIES, progress_of
@@ -96,23 +95,23 @@ def pause_training(
     reason: Annotated[
         str, typer.Argument(callback=checked_reason, help="For people; shown with the state of training.")
     ],
-    policy: Policy = "default",
+    policy: Policy = None,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
     """Claim no batch until resumed; a running step is finished. Holds across restarts."""
-    _show(_apply(data, lambda training: training.pause(policy, reason)), data, as_json)
+    _show(_apply(data, policy, lambda training, name: training.pause(name, reason)), data, as_json)
 
 
 @training_app.command("resume")
 def resume_training(
     retry: Annotated[bool, typer.Option("--retry", help="Also take samples that a bad step quarantined.")] = False,
-    policy: Policy = "default",
+    policy: Policy = None,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
     """Claim batches again."""
-    _show(_apply(data, lambda training: training.resume(policy, retry=retry)), data, as_json)
+    _show(_apply(data, policy, lambda training, name: training.resume(name, retry=retry)), data, as_json)
 
 
 @policy_app.command("list")
@@ -188,12 +187,12 @@ def create_policy(
         raise SetupError("--adapter and --version: a policy begins from one of them")
     brought, written = (None, None) if adapter is None else _bring(adapter, model, name, data)
 
-    async def create(training: TrainingOperations) -> Applied[TrainingView]:
+    async def create(training: TrainingOperations, name: str) -> Applied[TrainingView]:
         checked = None if learned_by is None else training.check_recipe(learned_by)
         return await training.create_policy(name, base_policy, checked, version, brought)
 
     try:
-        view = _apply(data, create)
+        view = _apply(data, name, create)
     except PermanentError:  # no policy begins from these files
         if written is not None:
             shutil.rmtree(written)
@@ -233,12 +232,12 @@ def retire_policy(
     """
     if not yes:
         typer.confirm(f"Revoke all keys of {name} and end its learning for good?", abort=True)
-    _show(_apply(data, lambda training: training.retire_policy(name)), data, as_json)
+    _show(_apply(data, name, lambda training, name: training.retire_policy(name)), data, as_json)
 
 
 @policy_app.command("versions")
 def list_versions(
-    policy: ReadPolicy = None,
+    policy: Policy = None,
     full: Annotated[bool, typer.Option("--more", help="All of them.")] = False,
     data: Data = None,
     as_json: AsJson = False,
@@ -262,7 +261,7 @@ def list_versions(
 @policy_app.command("version")
 def show_version(
     version: Annotated[int, typer.Argument(min=0, max=2**31 - 1, help="As `policy versions` shows it.")],
-    policy: ReadPolicy = None,
+    policy: Policy = None,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
@@ -291,7 +290,7 @@ def roll_back(
     recipe: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="Learn by it from then on; default: as before.")
     ] = None,
-    policy: Policy = "default",
+    policy: Policy = None,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
@@ -303,41 +302,41 @@ def roll_back(
 
     learned_by = None if recipe is None else load_recipe(recipe)
 
-    async def change(training: TrainingOperations) -> Applied[TrainingView]:
+    async def change(training: TrainingOperations, name: str) -> Applied[TrainingView]:
         return await training.roll_back(
-            policy, version, None if learned_by is None else training.check_recipe(learned_by)
+            name, version, None if learned_by is None else training.check_recipe(learned_by)
         )
 
-    _show(_apply(data, change), data, as_json)
+    _show(_apply(data, policy, change), data, as_json)
 
 
 @policy_app.command("release")
 def release(
     version: Annotated[int, typer.Argument(min=1, max=2**31 - 1, help="A rejected one of `policy versions`.")],
-    policy: Policy = "default",
+    policy: Policy = None,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
     """Accept a version that the gate rejected, and go on from it; an open step is abandoned."""
-    _show(_apply(data, lambda training: training.release(policy, version)), data, as_json)
+    _show(_apply(data, policy, lambda training, name: training.release(name, version)), data, as_json)
 
 
 @policy_app.command("pin")
 def pin(
     version: Annotated[int | None, typer.Argument(min=0, max=2**31 - 1, help="It answers whatever is trained.")] = None,
     none: Annotated[bool, typer.Option("--none", help="Let the newest version answer again.")] = False,
-    policy: Policy = "default",
+    policy: Policy = None,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
     """Pin a version, so that it answers whatever is trained; --none unpins it."""
     if (version is None) != none:
         raise typer.BadParameter("give a version, or --none", param_hint="VERSION")
-    _show(_apply(data, lambda training: training.pin(policy, version)), data, as_json)
+    _show(_apply(data, policy, lambda training, name: training.pin(name, version)), data, as_json)
 
 
 @recipe_app.command("show")
-def show_recipe(policy: ReadPolicy = None, data: Data = None, as_json: AsJson = False) -> None:
+def show_recipe(policy: Policy = None, data: Data = None, as_json: AsJson = False) -> None:
     """Print the policy's recipe, as TOML that `recipe set` takes."""
     from clawloop.core.recipes.recipe import toml_of
     from db.training.operators import PostgresTrainingStore
@@ -352,7 +351,7 @@ def show_recipe(policy: ReadPolicy = None, data: Data = None, as_json: AsJson = 
 @recipe_app.command("set")
 def set_recipe(
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="See deploy/recipes.")],
-    policy: Policy = "default",
+    policy: Policy = None,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
@@ -364,17 +363,19 @@ def set_recipe(
     from clawloop.core.recipes.recipe import load_recipe
 
     recipe = load_recipe(file)
-    view = _apply(data, lambda training: training.set_recipe(policy, training.check_recipe(recipe)))
+    view = _apply(data, policy, lambda training, name: training.set_recipe(name, training.check_recipe(recipe)))
     if as_json:
         _show(view, data, as_json)
         return
-    typer.echo(f"{policy} learns by {recipe.name} ({recipe.hash[:12]}).")
+    typer.echo(f"{view.policy} learns by {recipe.name} ({recipe.hash[:12]}).")
 
 
 def _apply(
-    data: Path | None, change: Callable[[TrainingOperations], Coroutine[Any, Any, Applied[TrainingView]]]
+    data: Path | None,
+    policy: str | None,
+    change: Callable[[TrainingOperations, str], Coroutine[Any, Any, Applied[TrainingView]]],
 ) -> TrainingView:
-    applied = with_operations(data, lambda operations: change(operations.training))
+    applied = with_policy_operations(data, policy, lambda operations, name: change(operations.training, name))
     if applied.signal_error is not None:
         reason = applied.signal_error
         typer.echo(
@@ -462,7 +463,7 @@ def compare_version(
         int | None,
         typer.Option("--with", min=0, max=2**31 - 1, help="The version to compare with; default: its parent."),
     ] = None,
-    policy: Policy = "default",
+    policy: Policy = None,
     url: Url = None,
     key: Annotated[
         str | None, typer.Option(help="An admin key; by default the one that `up` made in the data folder.")
@@ -475,6 +476,8 @@ def compare_version(
 
     from clawloop.core.contracts.answers import Comparison
 
+    if policy is None:  # of another machine's gateway nobody knows here which policy has chats
+        policy = "default" if url is not None else with_policy(data, None, _named)
     path = f"/admin/v1/policies/{quote(policy, safe='')}/versions/{version}/compare"
     asked = {"prompts": prompt or None, "other": other}
     body = {name: value for name, value in asked.items() if value is not None}
@@ -486,6 +489,10 @@ def compare_version(
         return
     for line in _lines(found):
         typer.echo(line)
+
+
+async def _named(database: Database, policy: str) -> str:
+    return policy
 
 
 def _lines(found: Comparison) -> Iterator[str]:
@@ -504,7 +511,7 @@ def _lines(found: Comparison) -> Iterator[str]:
 
 
 def list_events(
-    policy: Policy = "default",
+    policy: Policy = None,
     limit: Annotated[int, typer.Option(min=1, max=500, help="The newest ones.")] = 20,
     data: Data = None,
     as_json: AsJson = False,
@@ -514,11 +521,11 @@ def list_events(
     from db.training.operators import PostgresTrainingStore
     from db.training.status import PostgresTrainingBrowser
 
-    async def read(database: Database) -> EventList:
-        await PostgresTrainingStore(database).status(policy)  # there must be such a policy
-        return EventList(events=await PostgresTrainingBrowser(database).events(policy, limit))
+    async def read(database: Database, name: str) -> EventList:
+        await PostgresTrainingStore(database).status(name)  # there must be such a policy
+        return EventList(events=await PostgresTrainingBrowser(database).events(name, limit))
 
-    found = with_database(data, read)
+    found = with_policy(data, policy, read)
     if as_json:
         show_json(found)
         return

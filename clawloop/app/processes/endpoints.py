@@ -181,19 +181,26 @@ def _path(data: Path) -> Path:
 LOCK_NAME = "up.lock"
 
 
-def chosen_data(settings: Settings) -> Path:
-    """The data folder that a command without `--data` means: the one of the settings, if something runs there, if the
-    environment names it or a database, or if nothing runs at all; else the one where something runs.
+def chosen_data(settings: Settings, *, reads: bool) -> tuple[Path, bool]:
+    """The data folder that a command without `--data` means, and whether the command should name it.
+
+    It is the one of the settings, if something runs there, if the environment names it or a database, or if nothing
+    runs at all; else the one where something runs. If several run, a command that reads means the newest.
+
+    Args:
+        reads: the command changes nothing.
 
     Raises:
-        SetupError: several run; to erase in the wrong one would be worse than to ask.
+        SetupError: several run, and the command writes; to erase in the wrong one would be worse than to ask.
     """
-    if "data" in settings.model_fields_set or settings.database_url is not None or _runs(settings.data):
-        return settings.data
+    if "data" in settings.model_fields_set or settings.database_url is not None:
+        return settings.data, False
     running = running_data()
-    if len(running) > 1:
+    if _runs(settings.data):
+        return settings.data, len(running) > 1
+    if len(running) > 1 and not reads:
         raise SetupError(f"several instances run; say which one: {', '.join(f'--data {one}' for one in running)}")
-    return running[0] if running else settings.data
+    return (running[0], True) if running else (settings.data, False)
 
 
 def running_data() -> list[Path]:
