@@ -8,11 +8,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.operations.overview import ServiceCounts
 from db.database import PostgresStore, transaction
 
-_COUNTS = text("""
+_HAS_CHATS = "EXISTS (SELECT FROM turns t WHERE t.session_id = s.id AND t.kind = 'main')"
+_COUNTS = text(f"""
     SELECT ARRAY(SELECT id FROM policies ORDER BY id) AS policies,
-        (SELECT count(*) FROM sessions) AS sessions,
-        (SELECT count(*) FROM sessions s WHERE state <> 'closed'
-            AND EXISTS (SELECT FROM turns t WHERE t.session_id = s.id AND t.kind = 'main')) AS open_sessions,
+        (SELECT count(*) FROM sessions s WHERE {_HAS_CHATS}) AS sessions,
+        (SELECT count(*) FROM sessions s WHERE state <> 'closed' AND {_HAS_CHATS}) AS open_sessions,
         (SELECT max(last_turn_at) FROM sessions) AS newest_turn_at,
         (SELECT count(*) FROM turns WHERE outcome = 'waiting') AS waiting,
         (SELECT count(*) FROM turns WHERE announced_at IS NULL AND kind = 'main' AND episode_id IS NULL

@@ -111,10 +111,15 @@ def _of_engines(engines: EngineList) -> list[str]:
     if not engines.engines:
         return ["there is no engine: `clawloop engine add URL`"]
     problems = [
-        f"engine {engine.id}: {engine.problem or 'does not answer'}"
+        f"engine {engine.id}: {engine.problem}" if engine.healthy else f"engine {engine.id} {_silent(engine.problem)}"
         for engine in engines.engines
         if engine.problem is not None or not engine.healthy
     ]
     if all(engine.draining for engine in engines.engines):
         problems.append(f"every engine is drained: `clawloop engine drain --undo {engines.engines[0].id}`")
     return problems
+
+
+def _silent(problem: str | None) -> str:
+    said = problem or "does not answer"
+    return f"{said}: it starts (1 to 3 minutes after `clawloop up`), or is down; the terminal of `up` shows which"

@@ -156,17 +156,17 @@ def _answering(row: Any) -> int:
 
 
 def waits_for(ready: int, needed: int, judging: int, held_out: int = 0) -> str:
-    """E.g. `5 of 16 samples; 3 turns wait for their next state or judge`.
+    """E.g. `5 of 16 samples; 3 replies wait for a reaction or a verdict`.
 
     Args:
         held_out: samples held out since the last step. A whole batch of them is said: where sessions are few, most
             turns may be in one that is held out.
     """
-    turns = "1 turn waits for its" if judging == 1 else f"{judging} turns wait for their"
-    samples = f"{ready} of {needed} samples"
+    replies = "1 reply waits" if judging == 1 else f"{judging} replies wait"
+    samples = f"{min(ready, needed)} of {needed} samples"
     if ready < needed <= held_out:
         samples += f"; {held_out} since the last step are held out with their sessions: lower gate.held_out"
-    return f"{samples}; {turns} next state or judge" if judging else samples
+    return f"{samples}; {replies} for a reaction or a verdict" if judging else samples
 
 
 def waits_for_groups(ready: int, needed: int, held_out: int = 0) -> str:

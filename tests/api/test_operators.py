@@ -185,7 +185,7 @@ async def test_training_shows_what_it_waits_for(fresh_gateway: Gateway) -> None:
     assert await get(fresh_gateway, TRAINING) == {
         "policy": "default",
         "state": "waiting",
-        "reason": "5 of 16 samples; 3 turns wait for their next state or judge",
+        "reason": "5 of 16 samples; 3 replies wait for a reaction or a verdict",
         "ready": 5,
         "needed": 16,
         "judging": 3,

@@ -72,7 +72,7 @@ async def test_a_session_shows_each_turn_with_its_outcome_and_why(stores: Stores
     await stores.turns.mark_notified([main.turn_id])
     announced = await stores.sessions.turn(main.turn_id)
     assert announced is not None
-    assert announced.why.startswith("waits for what follows it")
+    assert announced.why.startswith("waits for a reaction")
     assert (second.number, second.outcome, second.why) == (None, TurnOutcome.SIDE, "header X-Turn-Type: side")
 
 

@@ -43,7 +43,7 @@ async def test_an_answer_is_streamed_and_its_result_printed_after_the_next_messa
             for _ in range(2):  # printed once
                 await session.show_results()
     printed = output.getvalue()
-    assert printed.count("answer 1: judged good, trained in step 1 (version 0)") == 1
+    assert printed.count("answer 1: judged good, trained in step 1 (by version 0)") == 1
     assert "answer 2:" not in printed
     assert list(gateway.sessions) == [session.name]
     assert len(session.messages) == 4
@@ -61,17 +61,17 @@ async def test_a_message_without_an_answer_is_discarded() -> None:
 
 
 async def test_a_missing_gateway_is_a_setup_error() -> None:
-    with pytest.raises(SetupError, match=r"cannot chat with http://127.0.0.1:9: nothing answers there; .*--url"):
+    with pytest.raises(SetupError, match=r"cannot chat with http://127.0.0.1:9: nothing answers there: .*--url"):
         await chat(Address("http://127.0.0.1:9", "k", None), Console(file=StringIO()))
 
 
 def test_a_turn_is_described_in_words() -> None:
     turn = turn_view(version=3, why="verdict -1 by 3 of 3", verdict=-1, hints=[TaughtHint(text="Use Python.")])
-    assert describe_turn(turn) == "judged bad, hint “Use Python.”, verdict -1 by 3 of 3 (version 3)"
+    assert describe_turn(turn) == "judged bad, hint “Use Python.”, verdict -1 by 3 of 3 (by version 3)"
     hint = TaughtHint(text="No, shorter.", source="message")
-    turn = turn_view(outcome=TurnOutcome.SAMPLED, why="next message: 12 characters", hints=[hint])
-    assert describe_turn(turn) == "your words “No, shorter.” teach it, waits for the next step (version 0)"
-    assert describe_turn(turn_view(why="nothing followed")) == "nothing followed (version 0)"
+    turn = turn_view(outcome=TurnOutcome.SAMPLED, why="the user's words teach it: 12 characters", hints=[hint])
+    assert describe_turn(turn) == "your words “No, shorter.” teach it, waits for the next training step (by version 0)"
+    assert describe_turn(turn_view(why="nothing followed")) == "nothing followed (by version 0)"
 
 
 async def test_the_last_answer_is_rated_with_a_reason() -> None:

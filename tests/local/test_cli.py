@@ -301,6 +301,7 @@ def test_a_verb_reports_an_invalid_setting() -> None:
 # What `session list`, `session show`, `why`, `key` and `engine` print, at 80 and 120 columns.
 
 TITLE = "Please write me a very long poem about a fox that wanders through an endless forest, and about its friends"
+CODE = "def f(a):\n    return a"
 
 
 def chat(key: ApiKeyId, session: str, *texts: str) -> list[TurnRecord]:
@@ -336,7 +337,7 @@ def turns(here: dict[str, str]) -> list[TurnRecord]:
         key, _ = await PostgresKeyStore(database).create_key("default", {Scope.CHAT}, "test")
         other = chat(key.id, "other", "hello", "no")
         side = replace(chat(key.id, "side", "beat")[0], kind=TurnKind.SIDE, kind_reason="heartbeat")
-        mine = chat(key.id, "mine", TITLE, "shorter", "and \x1b[31mred")
+        mine = chat(key.id, "mine", TITLE, f"shorter\n{CODE}", "and \x1b[31mred")
         mine[2] = replace(mine[2], status=TurnStatus.ABORTED, finish_reason=None)
         store = PostgresTurnStore(database)
         for record in (*other, side, *mine):
@@ -403,6 +404,7 @@ def test_a_session_reads_as_a_conversation(columns: int, here: dict[str, str], t
     assert "rated -1 too long (amends)" in first
     assert "Please write me" not in second
     assert "user: shorter" in second
+    assert f"user: shorter\n{CODE}\n" in "\n".join(lines)
     assert "why waits for" in second
     assert "\N{REPLACEMENT CHARACTER}[31mred" in third
     assert "aborted" in third
@@ -497,10 +499,10 @@ def test_the_status_has_ten_lines_at_most(here: dict[str, str], turns: list[Turn
     assert len(lines) <= 10
     assert lines[0] == "engines    0 of 0 take requests"
     assert lines[1].startswith("default    v0 answers; waiting: 0 of 16 samples")
-    assert lines[2].startswith("sessions   3, 2 not closed yet; the newest turn 2")
+    assert lines[2].startswith("sessions   2, 2 not closed yet; the newest turn 2")
     assert "problem    there is no engine: `clawloop engine add URL`" in lines
     assert any("were not notified for over two minutes" in line for line in lines)
-    assert json.loads(clawloop("status", "--json", **here).stdout)["sessions"] == 3
+    assert json.loads(clawloop("status", "--json", **here).stdout)["sessions"] == 2
     assert clawloop("--version", **here).stdout.startswith("clawloop 0.")
 
 
@@ -548,6 +550,8 @@ def test_versions_are_listed_rolled_back_and_pinned(here: dict[str, str]) -> Non
     assert output_of("policy", "pin", "--none", here=here)["version"] == 0
     recipe = Path(here["CLAWLOOP_DATA"]) / "binary.toml"
     recipe.write_text('name = "binary"\ntrain.batch_samples = 4\n')
+    told = clawloop("policy", "roll-back", "0", **here).stdout.splitlines()
+    assert told[0] == "Training of default goes on from version 0, which answers now."
     back = output_of("policy", "roll-back", "1", "--recipe", str(recipe), here=here)
     assert (back["head"], back["needed"]) == (1, 4)
     assert "clawloop policy versions --policy default" in refusal(clawloop("policy", "roll-back", "7", **here))
@@ -855,6 +859,17 @@ def test_a_command_without_data_means_what_runs(nowhere: Path, here: dict[str, s
                 assert clawloop("training", "resume").stderr.startswith(using.format(".clawloop"))
     # An installation that was stopped is still the one of its folder.
     assert clawloop("policy", "list").stderr == ""
+
+
+def test_what_still_starts_is_not_taken_for_what_never_ran(nowhere: Path) -> None:
+    data = nowhere / "starts"
+    data.mkdir()
+    with lock_data_folder(data):
+        assert f"`clawloop up` still starts on {data}" in refusal(clawloop("policy", "list", "--data", str(data)))
+        with pytest.raises(SetupError, match="still starts"):
+            address_of(None, None, None, data)
+    with pytest.raises(SetupError, match="nothing has run"):
+        address_of(None, None, None, data)
 
 
 def test_notes_of_folders_that_are_gone_are_removed(nowhere: Path) -> None:

@@ -39,7 +39,7 @@ def address_of(url: str | None, key: str | None, admin_key: str | None, data: Pa
     """The given options, completed from what runs on the data folder."""
     from clawloop.app.demo.demo_folder import Address, read_address
     from clawloop.app.local.keys_file import read_keys
-    from clawloop.app.processes.endpoints import gateway_url
+    from clawloop.app.processes.endpoints import gateway_url, require_start
 
     if url is not None and key is not None:
         return Address(url.rstrip("/").removesuffix("/v1"), key, admin_key or key)
@@ -48,6 +48,7 @@ def address_of(url: str | None, key: str | None, admin_key: str | None, data: Pa
     if address is None:
         keys = read_keys(settings.data / "keys.json")
         if "chat" not in keys and key is None:
+            require_start(settings.data)
             raise SetupError(
                 f"nothing has run on {settings.data}: start `clawloop up` in another terminal, or give --url and --key"
             )

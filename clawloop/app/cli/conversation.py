@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # Prints a session as a conversation: who said what, and under each reply what became of it and why.
 
 # Enough to recognise a message; a system prompt of an agent has tens of thousands of characters.
-_MESSAGE = 400
+_MESSAGE, _MESSAGE_LINES = 400, 12
 _ANSWER = 160
 _INDENT = "    "
 _TAUGHT_BY = {"judge": "hint", "message": "user next", "lessons": "lessons"}
@@ -114,11 +114,17 @@ def _message(message: Message, full: bool) -> Iterator[str]:
     if is_volatile(message) and not full:
         yield f"{role}: (internal context of {len(text)} characters)"
         return
-    yield from wrapped(f"{role}: {_said(text, full, _MESSAGE)}", "")
+    yield from wrapped(f"{role}: {text if full else _beginning(text)}", "")
 
 
 def _said(text: str, full: bool, length: int) -> str:
     return text if full else shortened(" ".join(text.split()), length)
+
+
+def _beginning(text: str) -> str:
+    """A message's first lines as they are, so that code stays code."""
+    lines = text.strip().splitlines()
+    return shortened("\n".join([*lines[:_MESSAGE_LINES], *["…"] * (len(lines) > _MESSAGE_LINES)]), _MESSAGE)
 
 
 def _labelled(label: str, text: str) -> Iterator[str]:

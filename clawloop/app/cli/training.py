@@ -99,7 +99,7 @@ def pause_training(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Claim no batch until resumed; a running step is finished. Holds across restarts."""
+    """Start no training step until resumed; a running one is finished. Holds across restarts."""
     _show(_apply(data, policy, lambda training, name: training.pause(name, reason)), data, as_json)
 
 
@@ -110,7 +110,7 @@ def resume_training(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Claim batches again."""
+    """Start training steps again."""
     _show(_apply(data, policy, lambda training, name: training.resume(name, retry=retry)), data, as_json)
 
 
@@ -294,7 +294,7 @@ def roll_back(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Go on from an earlier version; a running step is abandoned, and its samples are fresh again.
+    """Go on from an earlier version; a running step is dropped, and a later one uses its samples.
 
     With --recipe no step by the recipe before begins from the version.
     """
@@ -307,7 +307,13 @@ def roll_back(
             name, version, None if learned_by is None else training.check_recipe(learned_by)
         )
 
-    _show(_apply(data, policy, change), data, as_json)
+    view = _apply(data, policy, change)
+    if as_json:
+        _show(view, data, as_json)
+        return
+    answers = "answers now" if view.version == version else "answers once an engine has loaded it"
+    typer.echo(f"Training of {view.policy} goes on from version {version}, which {answers}.")
+    typer.echo("Later versions are kept: `clawloop policy versions` shows them, and roll-back leads to them as well.")
 
 
 @policy_app.command("release")
@@ -397,7 +403,7 @@ def _show(view: TrainingView, data: Path | None, as_json: bool) -> None:
             "state": status.state,
             "reason": status.reason,
             "now": doing(status.progress) or "nothing",
-            "samples": f"{status.ready} of {status.needed}",
+            "samples": f"{status.ready} wait; a step takes {status.needed}",
             "judging": str(status.judging),
             "step": str(status.step),
             "version": _version(status),

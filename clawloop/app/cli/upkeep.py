@@ -55,7 +55,7 @@ def _lines(status: ServiceStatus) -> Iterator[str]:
         yield f"{'':<{width}} and {len(status.policies) - _POLICIES} more: clawloop policy list"
     newest = "none yet" if status.newest_turn_at is None else f"the newest turn {age(status.newest_turn_at)} ago"
     yield f"{'sessions':<{width}} {status.sessions}, {status.open_sessions} not closed yet; {newest}"
-    yield f"{'turns':<{width}} {status.waiting} wait for what follows them or for their judge"
+    yield f"{'replies':<{width}} {status.waiting} wait for a reaction or a verdict"
 
 
 def _problem_lines(problems: Sequence[str], room: int, width: int) -> Iterator[str]:
@@ -88,7 +88,7 @@ def check_command(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Verify the ledger, also while everything runs. Exit code 1 if an invariant is violated."""
+    """Check that no stored rows contradict others, also while everything runs. Exit code 1 if some do."""
     if context.invoked_subcommand is not None:
         return
     adapters = running_settings(data).data / "adapters"

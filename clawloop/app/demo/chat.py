@@ -46,7 +46,7 @@ class Chat:
     Attributes:
         messages: the conversation so far.
         answer_ids: in order.
-        shown_turns: turns whose result has been printed.
+        shown: the result that was printed last of each turn.
     """
 
     client: AsyncOpenAI
@@ -56,7 +56,7 @@ class Chat:
     name: str = field(default_factory=lambda: f"chat-{uuid4().hex[:8]}")
     messages: list[ChatCompletionMessageParam] = field(default_factory=list)
     answer_ids: list[str] = field(default_factory=list)
-    shown_turns: set[UUID] = field(default_factory=set)
+    shown: dict[UUID, str] = field(default_factory=dict)
     session: SessionId | None = None
     _printing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -124,8 +124,8 @@ class Chat:
             await self.show_results()
 
     async def show_results(self) -> None:
-        """Print the results that were decided since the last call."""
-        if self.admin is None or len(self.shown_turns) == len(self.answer_ids):
+        """Print the results that were decided, or changed, since the last call."""
+        if self.admin is None or not self.answer_ids:
             return
         if self.session is None:
             session = (await self.admin.sessions(None)).get(self.name)
@@ -135,9 +135,10 @@ class Chat:
         turns = await self.admin.main_turns(self.session)
         async with self._printing:
             for number, turn in enumerate(turns, 1):
-                if turn.outcome is not TurnOutcome.WAITING and turn.id not in self.shown_turns:
-                    self.shown_turns.add(turn.id)
-                    self.console.print(Text(f"  answer {number}: {describe_turn(turn)}", style="cyan"))
+                said = describe_turn(turn)
+                if turn.outcome is not TurnOutcome.WAITING and self.shown.get(turn.id) != said:
+                    self.shown[turn.id] = said
+                    self.console.print(Text(f"  answer {number}: {said}", style="cyan"))
 
 
 def describe_turn(turn: TurnView) -> str:
@@ -150,14 +151,14 @@ def describe_turn(turn: TurnView) -> str:
     if turn.step is not None:
         parts.append(f"trained in step {turn.step}")
     else:
-        parts.append("waits for the next step" if turn.outcome is TurnOutcome.SAMPLED else turn.why)
-    return f"{', '.join(parts)} (version {turn.version})"
+        parts.append("waits for the next training step" if turn.outcome is TurnOutcome.SAMPLED else turn.why)
+    return f"{', '.join(parts)} (by version {turn.version})"
 
 
 def _reason(error: APIError) -> str:
     """What a person can do about it, in one line."""
     if isinstance(error, APIConnectionError):
-        return "nothing answers there; `clawloop up` prints its address, and `--url` names another"
+        return "nothing answers there: `clawloop up` says `ready` once a chat is; `--url` names another gateway"
     return " ".join(error.message.split())
 
 

@@ -58,7 +58,7 @@ _DISTILLATION = Distillation(top_k=4, divergence="clipped")
 _BATCH_SAMPLES = 4
 _LEARNING_RATE = 4e-3
 _LORA = Lora(rank=8, alpha=16.0)
-# The values of the default recipe; docs/results.md tells their effect.
+# The values of `combined`; docs/results.md tells their effect.
 _BETA1 = 0.5
 _GRAD_CLIP = 0.05
 _KL = 0.1

@@ -32,10 +32,20 @@ def database_url(settings: Settings) -> str:
         return settings.database_url
     addresses = read_runtime_file(settings.data)
     if addresses is None:
+        require_start(settings.data)
         raise SetupError(
             f"no database: set DATABASE_URL, or start `clawloop up --data {settings.data}` in another terminal"
         )
     return addresses.database_url
+
+
+def require_start(data: Path) -> None:
+    """
+    Raises:
+        SetupError: something begins on this data folder, and has not said where it answers.
+    """
+    if _runs(data) and read_runtime_file(data) is None:
+        raise SetupError(f"`clawloop up` still starts on {data}: its terminal says `ready` once a chat is answered")
 
 
 def temporal_address(settings: Settings) -> str | None:

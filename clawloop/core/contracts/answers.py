@@ -237,7 +237,7 @@ class ServiceStatus(View):
     Args:
         engines_answering: those that answer and are not drained.
         newest_turn_at: None before the first turn.
-        waiting: turns that wait for what follows them or for their judge.
+        waiting: turns that wait for a reaction or a verdict.
         problems: what is wrong, for people.
         temporal_ui: address of Temporal's UI; None if it is not known.
         workflows: links into it by workflow, of each policy's training and of each engine.

@@ -271,10 +271,13 @@ def decide(signal: Signal, verdict: Verdict, hint: HintChoice, not_trainable: st
     return TurnDecision(TurnOutcome.SAMPLED, why, reward, hints)
 
 
+_BY_MESSAGE = ("the user's words teach it", "no words teach it")
+
+
 def _why(signal: Signal, verdict: Verdict, hint: HintChoice) -> str:
     of_verdict = verdict.why if verdict.verdict is None else f"verdict {signed(verdict.verdict)}: {verdict.why}"
-    teacher = "hint" if signal.asks_for_hints else "next message"
-    of_hint = f"{teacher}: {hint.why}" if hint.texts else f"no {teacher}: {hint.why}"
+    taught, untaught = ("hint", "no hint") if signal.asks_for_hints else _BY_MESSAGE
+    of_hint = f"{taught if hint.texts else untaught}: {hint.why}"
     shown = signal.verdicts or (signal.takes_ratings and verdict.verdict is not None)
     return "; ".join([of_verdict] * shown + [of_hint] * signal.hints)
 

@@ -72,5 +72,5 @@ def _waits_for(waiting: Waiting) -> str:
     if waiting.has_follow_up:
         return "waits for its judge"
     if waiting.session_open:
-        return "waits for what follows it: the next message of the session, or the session's end"
+        return "waits for a reaction: the next message of the session, a rating, or the session's end"
     return "waits for its session's workflow, which is closing the session"
