@@ -25,6 +25,7 @@ from clawloop.core.contracts.sessions import FeedbackEffect
 from clawloop.core.contracts.training import CheckResult, GateCheck, Pace, StepState, VersionView
 from clawloop.core.contracts.turns import Message, SessionEvidence, SessionSource, TurnKind
 from clawloop.core.ids import ApiKeyId, TurnId
+from clawloop.core.judging.records import HINTS
 from clawloop.core.judging.voting import Vote
 from clawloop.core.recipes.recipe import Gate
 from clawloop.environments.artifacts import ArtifactFolder
@@ -372,7 +373,12 @@ async def test_the_first_visit_leads_to_a_key_and_a_recorded_chat(page: Page) ->
         assert chatted.json()["choices"][0]["message"]["content"].startswith("Hello")
         recorded = await visitor.get("/ui/chat/page-12345678")
         assert "Reply 1" in recorded
-        assert "waits for what comes next" in recorded
+        assert '<span class="chip none">waiting</span></p><p class="why">waits for' in recorded
+        newest, _ = await page.learning.rows("SELECT id, session_id FROM turns ORDER BY id DESC")
+        await page.learning.judgements.open(newest["id"], None, b"evidence", HINTS)
+        for path in ("/ui/chat/page-12345678", f"/ui/sessions/{newest['session_id']}"):
+            judging = await visitor.get(path)
+            assert ("being judged" in judging, 'class="why"' in judging) == (True, False), path
         assert (await visitor.client.get("/ui/chat/other")).status_code == 404
 
 
