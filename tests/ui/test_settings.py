@@ -296,20 +296,29 @@ async def test_what_a_version_was_trained_on_is_told_by_the_api_as_on_the_page(p
     assert max(map(len, printed.splitlines())) <= 80
 
 
-async def test_the_next_message_that_taught_is_named_so_everywhere(page: Page) -> None:
-    await page.learning.set_recipe(WITHOUT_JUDGE)
-    turn, _ = await page.recorder.chat("s1", "Explain the tides", CHANGED)
-    await page.recorder.judge(turn, 1, CHANGED)
+async def test_a_users_words_that_taught_are_named_so_everywhere_and_shown_once(page: Page) -> None:
+    await page.learning.set_recipe(RECIPE.model_copy(update={"signal": WITHOUT_JUDGE.signal}))
+    turn, _ = await page.recorder.chat("first", "Explain the tides", CHANGED)
+    words = f"{CHANGED} No more than two lines."
+    await page.recorder.judge(turn, 1, words)
+    for comment in ("No  more than\ntwo lines.", "Another matter."):
+        await page.services[0].feedback.give(page.learning.key, turn, None, comment)
+    await step(page.learning, 1, count=3)
     [row] = await page.learning.rows("SELECT session_id FROM turns WHERE id = %s", turn)
     headers = {"Authorization": f"Bearer {page.admin_key}"}
     async with httpx.AsyncClient(base_url=page.url, headers=headers, timeout=60) as client:
         told = (await client.get(f"/admin/v1/sessions/{row['session_id']}")).json()
-        assert [(hint["source"], hint["text"]) for hint in told["turns"][0]["hints"]] == [("message", CHANGED)]
+        assert [(hint["source"], hint["text"]) for hint in told["turns"][0]["hints"]] == [("message", words)]
     async with page.visitor(page.read_key) as visitor:
-        assert "<b>Next message</b>" in await visitor.get(f"/ui/sessions/{row['session_id']}")
+        for path in (f"/ui/sessions/{row['session_id']}", "/ui/versions/1"):
+            told_on_page = await visitor.get(path)
+            assert told_on_page.count("<b>Your words</b>") == told_on_page.count("<b>Comment</b>") == 1, path
+            assert "two lines" not in told_on_page.replace(words, ""), path
+            assert "Another matter." in told_on_page, path
     settings = {"DATABASE_URL": page.database_url}
     shown_session = await asyncio.to_thread(clawloop, "session", "show", str(row["session_id"]), **settings)
-    assert f"user next {CHANGED}" in shown_session.stdout
+    assert f"your words {words}" in " ".join(shown_session.stdout.split())
+    assert shown_session.stdout.count("comment ") == 1
     assert "next message" in (await asyncio.to_thread(clawloop, "why", str(turn), **settings)).stdout
 
 
