@@ -228,6 +228,7 @@ async def _page(request: Request, login: Login, policy: str, situation: Situatio
         "now": situation,
         "progress": progress_of(base, newest),
         "fewest": MIN_CHATS,
+        "votes": (await services.training.recipe(policy)).signal.verdicts,
         "learned": await learned_last(services, policy, situation.versions),
         "lines": lines_of(situation.versions, [*base, *newest])[:_VERSIONS],
     }

@@ -27,7 +27,7 @@ from clawloop.core.contracts.turns import Message, SessionEvidence, SessionSourc
 from clawloop.core.ids import ApiKeyId, TurnId
 from clawloop.core.judging.records import HINTS
 from clawloop.core.judging.voting import Vote
-from clawloop.core.recipes.recipe import Gate
+from clawloop.core.recipes.recipe import WITHOUT_JUDGE, Gate
 from clawloop.environments.artifacts import ArtifactFolder
 from clawloop.environments.playing import packed
 from clawloop.operations.file_changes import MOST_FILES, TEXT_CHARACTERS, Change, changes_of
@@ -255,6 +255,12 @@ async def test_the_first_page_says_whether_it_gets_better_and_what_was_learned_l
         assert "Not enough verdicts yet" in shown
         assert "0 chats with trained versions have a good or bad verdict, and 8 with version 0" in shown
         assert "Nothing yet. The first step comes once 4 replies are judged." in shown
+        await page.learning.set_recipe(RECIPE.model_copy(update={"signal": WITHOUT_JUDGE.signal}))
+        without_judge = await visitor.get("/ui")
+        assert "Not enough verdicts yet" not in without_judge
+        assert "Rate replies by ▲ Good and ▼ Bad to see this" in without_judge
+        assert "comes once 4 replies got a reaction." in without_judge
+        await page.learning.set_recipe(RECIPE)
         await step(page.learning, 1, count=0)
         await chats(1, 1)
         shown = await visitor.get("/ui")
