@@ -106,6 +106,41 @@ async def test_the_chart_is_drawn_in_a_browser_without_a_locale(page: Served, br
         assert errors == []
 
 
+_DRAWN = """
+    window.drawn = [];
+    const draw = CanvasRenderingContext2D.prototype.fillText;
+    CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+        if (/^v\\d/.test(text)) drawn.push([text, x + this.measureText(text).width - this.canvas.width, y]);
+        draw.apply(this, arguments);
+    };"""
+
+
+@pytest.mark.parametrize("width", [375, 1440])
+async def test_versions_are_named_above_the_chart_and_beside_its_figures(
+    page: Served, browser: Browser, width: int
+) -> None:
+    for version in range(3):
+        turn, _ = await page.recorder.chat(f"of version {version}", "Hello", "And more", version=version)
+        await page.recorder.judge(turn, 1)
+    async with logged_in(browser, page, viewport={"width": width, "height": 900}) as (tab, errors):
+        await tab.add_init_script(_DRAWN)
+        await tab.goto("/ui")
+        await expect(tab.locator("#chart canvas")).to_have_count(2, timeout=PATIENT_MILLISECONDS)
+        top = await tab.locator(".u-over").first.evaluate("(plot) => plot.offsetTop * devicePixelRatio")
+        drawn = await tab.evaluate("drawn")
+        assert {text for text, _, _ in drawn} == {"v0", "v1", "v2"}
+        # None is cut at the right, and none stands in the plot.
+        assert all(over <= 0 and bottom < top for _, over, bottom in drawn), (top, drawn)
+        await tab.locator("#chart").focus()
+        await tab.keyboard.press("ArrowRight")
+        await expect(tab.locator(".u-legend").first).to_contain_text("1, version 0")
+        for _ in range(2):
+            await tab.keyboard.press("ArrowRight")
+        for legend in await tab.locator(".u-legend").all():
+            await expect(legend).to_contain_text("3, version 1")
+        assert errors == []
+
+
 async def test_the_reply_that_taught_a_version_is_found_and_a_roll_back_is_seen_at_once(
     page: Served, browser: Browser
 ) -> None:
