@@ -172,6 +172,28 @@ async def test_the_reply_that_taught_a_version_is_found_and_a_roll_back_is_seen_
         assert errors == []
 
 
+async def test_a_search_is_saved_under_a_name_until_it_is_removed(page: Served, browser: Browser) -> None:
+    await learned(page)
+    async with logged_in(browser, page) as (tab, errors):
+        await tab.goto("/ui/sessions")
+        await tab.get_by_role("link", name="Blamed").click()
+        await expect(tab.locator(".cover")).to_have_text(["Explain the tides"])
+        await tab.get_by_label("Said in it").fill("tides & moons")
+        await tab.get_by_text("Save this search").click()
+        await tab.get_by_label("Name of this search").fill("<b>Tides</b>")
+        await tab.keyboard.press("Enter")
+        await tab.goto("/ui/sessions")
+        await tab.get_by_role("link", name="<b>Tides</b>").click()
+        await expect(tab.get_by_label("Said in it")).to_have_value("tides & moons")
+        await expect(tab.get_by_label("Verdict")).to_have_value("blamed")
+        assert await _violations(tab) == []
+        await tab.get_by_role("button", name="Remove the search <b>Tides</b>").click()
+        await tab.reload()
+        await expect(tab.get_by_role("link", name="Blamed")).to_be_visible()
+        await expect(tab.locator("#saved *")).to_have_count(0)
+        assert errors == []
+
+
 async def test_a_picture_of_the_page_is_small_and_of_a_session(page: Served, browser: Browser) -> None:
     await learned(page)
     picture = await take(browser, page.url, page.admin_key)

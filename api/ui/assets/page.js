@@ -278,3 +278,28 @@ document.addEventListener("change", (event) => {
   });
   document.body.addEventListener("changed", () => { if (messages.length) look(); });
 })();
+
+// Searches of sessions that a person saved, in this browser alone.
+(function searches() {
+  const form = document.getElementById("save-search");
+  if (!form) return;
+  const name = document.getElementById("search-name");
+  const saved = JSON.parse(localStorage.getItem("searches") ?? "{}");
+  function show() {
+    document.getElementById("saved").replaceChildren(...Object.entries(saved).flatMap(([label, query]) => {
+      const link = Object.assign(document.createElement("a"), { href: `/ui/sessions?${query}`, textContent: label });
+      const remove = Object.assign(document.createElement("button"), { type: "button", className: "plain", textContent: "✕", ariaLabel: `Remove the search ${label}` });
+      remove.addEventListener("click", () => { delete saved[label]; store(); });
+      return [link, remove];
+    }));
+  }
+  function store() { localStorage.setItem("searches", JSON.stringify(saved)); show(); }
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const fields = [...new FormData(document.querySelector(".filters"))].filter(([, value]) => value);
+    saved[name.value.trim()] = new URLSearchParams(fields).toString();
+    form.reset();
+    store();
+  });
+  show();
+})();
