@@ -14,7 +14,7 @@ from db.content import advantages_to_bytes
 from tests.browser.packages import axe_script
 from tests.browser.picture import MOST_BYTES, take
 from tests.browser.tab import PATIENT_MILLISECONDS, logged_in
-from tests.contract.learning import publish, reject, step
+from tests.contract.learning import POLICY, publish, reject, step
 from tests.ui.conftest import Page as Served
 from tests.ui.recorded import CHANGED, HINT, played_repair
 
@@ -61,17 +61,24 @@ async def test_everybody_can_use_every_page(page: Served, browser: Browser, widt
         "/ui/settings",
         "/ui/probes",
         "/ui/start",
+        "/ui/lessons",
+        "/ui/login",
+        "/ui/nothing",
     )
+    await page.services[0].lesson_operations.add(POLICY, "Answer in one sentence.")
     options = {"viewport": {"width": width, "height": 900}, "color_scheme": scheme}
     async with logged_in(browser, page, **options) as (tab, errors):
         for path in paths:
             await tab.goto(path)
-            await expect(tab.locator("#live")).to_have_text("live", timeout=PATIENT_MILLISECONDS)
+            if path != "/ui/login":
+                await expect(tab.locator("#live")).to_have_text("live", timeout=PATIENT_MILLISECONDS)
             if path == session:
                 await tab.get_by_text("Its tokens, by advantage").click()
                 await tab.get_by_text("As a table").click(timeout=PATIENT_MILLISECONDS)
             assert await tab.evaluate("document.documentElement.scrollWidth") <= width, path
             assert await _violations(tab) == [], path
+        assert errors == ["Failed to load resource: the server responded with a status of 404 (Not Found)"]
+        errors.clear()
         await tab.goto("/ui")
         # On a phone its table goes on at the side: two shadows stay, and what covers them at the ends scrolls.
         wider, shadows = await tab.evaluate(_TABLE)
