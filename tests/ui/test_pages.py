@@ -27,7 +27,7 @@ from clawloop.core.contracts.turns import Message, SessionEvidence, SessionSourc
 from clawloop.core.ids import ApiKeyId, TurnId
 from clawloop.core.judging.records import HINTS
 from clawloop.core.judging.voting import Vote
-from clawloop.core.recipes.recipe import WITHOUT_JUDGE, Gate
+from clawloop.core.recipes.recipe import WITHOUT_JUDGE, Gate, Lessons
 from clawloop.environments.artifacts import ArtifactFolder
 from clawloop.environments.playing import packed
 from clawloop.operations.file_changes import MOST_FILES, TEXT_CHARACTERS, Change, changes_of
@@ -271,6 +271,26 @@ async def test_the_first_page_says_whether_it_gets_better_and_what_was_learned_l
         assert 'From 4 replies, in <a href="/ui/versions/1' in shown
         assert '8 / 0 <span class="soft">100%' in shown
         assert '0 / 8 <span class="soft">0%' in shown
+
+
+async def test_a_lesson_is_what_was_learned_last_until_a_newer_version_learned_words(page: Page) -> None:
+    lessons = page.services[0].lesson_operations
+    await page.recorder.chat("first", "Explain the tides")
+    await lessons.add(POLICY, "Answer briefly.")
+    async with page.visitor() as visitor:
+        assert "Answer briefly." not in await visitor.get("/ui/now")  # no prompt holds it
+        await page.learning.set_recipe(RECIPE.model_copy(update={"lessons": Lessons(enabled=True)}))
+        assert "Answer briefly." in await visitor.get("/ui/now")
+        await step(page.learning, 1)
+        without_words = await visitor.get("/ui/now")
+        assert ("Answer briefly." in without_words, "Verdicts alone" in without_words) == (True, False)
+        await judged(page, "hinted", -1, HINT)
+        await step(page.learning, 2, count=3)
+        with_words = await visitor.get("/ui/now")
+        assert ("Answer briefly." in with_words, HINT in with_words) == (False, True)
+        await lessons.add(POLICY, "Answer in English.")
+        newer = await visitor.get("/ui/now")
+        assert ("Answer in English." in newer, HINT in newer) == (True, False)
 
 
 # Markdown of a reply, which nobody checked before the page shows it.
