@@ -59,8 +59,11 @@ async def judged(page: Page, session: str, verdict: Vote, hint: str | None = Non
 
 async def test_a_session_reads_as_a_chat_with_all_that_was_decided(page: Page) -> None:
     turn = await judged(page, "s1", -1, HINT)
+    await page.learning.execute("UPDATE sessions SET closed_why = 'by `one`', guarantee = 'by `two`'")
     async with page.visitor() as visitor:
         shown = html.unescape(await visitor.get(f"/ui/sessions/{await session_of(page, turn)}"))
+    assert "by <code>one</code>" in shown
+    assert "by <code>two</code>" in shown
     for words in ("Explain s1", "A long answer. (1)", CHANGED, "▼ blamed", HINT, "It was too long.", "verdict -1"):
         assert words in shown, words
     assert "3 votes, 1 on a hint" in shown
@@ -201,17 +204,19 @@ async def test_a_version_shows_what_it_learned_from_and_its_gate(page: Page) -> 
     await step(page.learning, 1, count=1)
     engine = await page.learning.add_engine("http://127.0.0.1:9")
     await publish(page.learning, 1, engine)
-    await reject(page.learning, 2, reason="it moved too far")
+    await reject(page.learning, 2, reason="it moved too far: `gate.parent_distance`")
     async with page.visitor() as visitor:
         shown = html.unescape(await visitor.get("/ui/versions/1"))
         meanings = ("size of the gradient before clipping", "<dt>Head</dt><dd>training goes on from it")
         for words in ("Explain first", "A long answer. (1)", HINT, f"#turn-{first}", "grad norm", *meanings):
             assert words in shown, words
         rejected = html.unescape(await visitor.get("/ui/versions/2"))
-        assert "it moved too far" in rejected
+        assert "it moved too far: <code>gate.parent_distance</code>" in rejected
         assert "Release it" in rejected
         tree = await visitor.get("/ui/versions")
+        assert 'title="it moved too far: gate.parent_distance"' in tree
         assert "<b>rejected</b>: the gate did not accept it" in tree
+        assert "Evaluation</th>" not in tree
         assert "<b>pinned</b>" not in tree
         assert "<b>active</b>: answers chats now" in await visitor.get("/ui")
         assert tree.index(">v2<") < tree.index(">v1<") < tree.index(">v0<")
@@ -929,7 +934,8 @@ async def test_what_an_evaluation_measured_is_told_everywhere(page: Page) -> Non
         chart = (await visitor.client.get("/ui/chart")).json()
         assert chart["match"] == [{0: 0.25, 1: 0.75}[reply] for reply in (0,) * (len(chart["match"]) - 1) + (1,)]
         assert chart["probes"] == [None] * len(chart["match"])
-        assert "match 75%" in await visitor.get("/ui/now")
+        for path in ("/ui/now", "/ui/versions"):
+            assert re.findall(r'<td class="number">(\d+%)</td><td>', await visitor.get(path)) == ["75%", "25%"], path
         assert "version measured" not in await visitor.get("/ui/now")
         assert "75% of an evaluation" in await visitor.get("/ui/versions/1")
     headers = {"Authorization": f"Bearer {page.admin_key}"}
