@@ -59,11 +59,12 @@ async def judged(page: Page, session: str, verdict: Vote, hint: str | None = Non
 
 async def test_a_session_reads_as_a_chat_with_all_that_was_decided(page: Page) -> None:
     turn = await judged(page, "s1", -1, HINT)
-    await page.learning.execute("UPDATE sessions SET closed_why = 'by `one`', guarantee = 'by `two`'")
+    await page.learning.execute("UPDATE sessions SET closed_why = 'by `one`', guarantee = 'has a sample'")
     async with page.visitor() as visitor:
         shown = html.unescape(await visitor.get(f"/ui/sessions/{await session_of(page, turn)}"))
     assert "by <code>one</code>" in shown
-    assert "by <code>two</code>" in shown
+    assert "<dt>Learned from</dt><dd>at least one reply</dd>" in shown
+    assert '<dt>Name given by the program</dt><dd class="break" title="x-session-id">s1</dd>' in shown
     for words in ("Explain s1", "A long answer. (1)", CHANGED, "▼ blamed", HINT, "It was too long.", "verdict -1"):
         assert words in shown, words
     assert "3 votes, 1 on a hint" in shown
