@@ -6,6 +6,7 @@ import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from fastapi import APIRouter, Request
 from pydantic import JsonValue
@@ -19,7 +20,7 @@ from api.ui.lineage import is_on_the_path, lines_of
 from api.ui.logins import Login
 from api.ui.messages import first_words
 from api.ui.page import PageRoute, operator, policy_of, read_form, render, render_page, viewer
-from clawloop.core.contracts.answers import MEASURED, Counts, PolicyEvent, ReplyFigures
+from clawloop.core.contracts.answers import MEASURED, Counts, LessonView, PolicyEvent, ReplyFigures
 from clawloop.core.contracts.serving import Scope
 from clawloop.core.contracts.training import TrainingState, TrainingView, VersionView
 from clawloop.core.errors import NotFound, RequestRejected
@@ -140,11 +141,13 @@ class Learned:
     """What the newest version on the way to the head learned, in words.
 
     Args:
+        at: when it was made.
         replies: that it was trained on.
         words: hints, or where there is none what users said; the first ones of the batch.
     """
 
     version: int
+    at: datetime
     replies: int
     words: list[str]
 
@@ -162,7 +165,16 @@ async def learned_last(services: Services, policy: str, versions: Sequence[Versi
     words = words or [first_words(reply.reaction, _LEARNED_CHARACTERS) for reply in batch]
     samples = (newest.metrics or {}).get("samples")
     replies = samples if isinstance(samples, int) else len(batch)
-    return Learned(newest.n, replies, list(dict.fromkeys(filter(None, words)))[:_LEARNED_WORDS])
+    return Learned(newest.n, newest.created_at, replies, list(dict.fromkeys(filter(None, words)))[:_LEARNED_WORDS])
+
+
+async def newer_lesson(services: Services, policy: str, learned: Learned | None) -> LessonView | None:
+    """The newest lesson that prompts hold; None if there is none, or a newer version learned words."""
+    listed = await services.lesson_operations.list(policy)
+    held = [lesson for lesson in listed.lessons if lesson.in_prompt]
+    newest = max(held, key=lambda lesson: lesson.changed_at, default=None)
+    older = newest and learned and learned.words and newest.changed_at < learned.at
+    return None if older else newest
 
 
 async def situation_of(services: Services, policy: str) -> Situation:
@@ -224,11 +236,14 @@ async def _page(request: Request, login: Login, policy: str, situation: Situatio
     services = services_of(request)
     newest = await services.training_browser.replies(policy, REPLIES)
     base = await services.training_browser.base_replies(policy, REPLIES)
+    learned = await learned_last(services, policy, situation.versions)
     shown = {
         "now": situation,
         "progress": progress_of(base, newest),
         "fewest": MIN_CHATS,
-        "learned": await learned_last(services, policy, situation.versions),
+        "votes": (await services.training.recipe(policy)).signal.verdicts,
+        "learned": learned,
+        "lesson": await newer_lesson(services, policy, learned),
         "lines": lines_of(situation.versions, [*base, *newest])[:_VERSIONS],
     }
     return render_page(request, login, template, policy, "now", **shown)

@@ -19,7 +19,7 @@ from clawloop.core.turns.explain import FOUND_BY
 _UNITS = ((86400 * 7, "week"), (86400, "day"), (3600, "hour"), (60, "minute"))
 _VERDICTS = {1: "praised", 0: "neutral", -1: "blamed"}
 OUTCOMES = {
-    TurnOutcome.WAITING: "waits for what comes next",
+    TurnOutcome.WAITING: "waiting",
     TurnOutcome.SIDE: "side turn",
     TurnOutcome.NO_FEEDBACK: "nothing followed",
     TurnOutcome.NOT_TRAINABLE: "cannot be trained",

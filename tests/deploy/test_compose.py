@@ -73,6 +73,22 @@ def test_ports_are_published_on_loopback_by_default(services: Services) -> None:
     assert {port["host_ip"] for ports in published.values() for port in ports} == {"127.0.0.1"}
 
 
+@pytest.mark.parametrize("device", list(COMPOSE_FILES))
+def test_prometheus_reaches_each_of_our_processes(tmp_path: Path, device: str) -> None:
+    read = yaml.safe_load((DEPLOY / "grafana" / "prometheus.yml").read_text())
+    assert all((DEPLOY / "grafana" / file).is_file() for file in read["rule_files"])
+    [job] = read["scrape_configs"]
+    ports = {name: found["port"] for found in job["dns_sd_configs"] for name in found["names"]}
+    assert ports.pop("gateway") == 30000
+    services = json.loads(compose(device, filled_in(tmp_path), "environment").stdout)["services"]
+    commands = {name: service["command"] or () for name, service in services.items()}
+    served = {name: words for name, words in commands.items() if "--health-port" in words}
+    assert ports == {name: int(words[words.index("--health-port") + 1]) for name, words in served.items()}
+    for name, words in served.items():
+        assert words[words.index("--health-host") + 1] == "0.0.0.0", name
+        assert services[name]["networks"].keys() & {"services", "environments"}, name
+
+
 def test_each_gateway_has_a_port_of_its_own(services: Services) -> None:
     gateway = services["gateway"]
     [port] = gateway["ports"]

@@ -211,9 +211,7 @@ def test_compose_lets_the_worker_make_sandboxes_and_reach_gateways_and_temporal_
 
 
 def test_both_have_the_same_options(service: Resource, pod: Resource) -> None:
-    by_kubernetes = {
-        word for word in pod["containers"][0]["args"] if not word.startswith(("--gateway", "--health-host"))
-    }
+    by_kubernetes = {word for word in pod["containers"][0]["args"] if not word.startswith("--gateway")}
     words = service["command"]
     pairs = {f"{flag}={value}" for flag, value in pairwise(words) if flag.startswith("--")}
     assert {pair for pair in pairs if not pair.startswith("--gateway")} == by_kubernetes

@@ -662,12 +662,30 @@ def test_without_a_terminal_every_change_is_a_dated_line() -> None:
 def test_a_terminal_shows_a_table_with_failures_above_it() -> None:
     output = StringIO()
     with open_board(Console(file=output, force_terminal=True, width=120), LineBoard, TableBoard) as board:
-        board.changed(status(PartState.READY))
+        board.changed(replace(status(PartState.READY), name="gateway"))
         board.changed(status(PartState.WAITING, "was ended by SIGKILL; restart in 0.5 s", restarts=1))
     text = output.getvalue()
     assert "vllm waiting: was ended by SIGKILL; restart in 0.5 s" in text
     assert "http://127.0.0.1:8100" in text
     assert "3 min" in text
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_a_table_shows_how_long_a_start_takes_and_restarts_once_there_are_some(tmp_path: Path, width: int) -> None:
+    console = Console(file=StringIO(), force_terminal=True, width=width)
+    board = TableBoard(console)
+    model = ModelFacts(tmp_path, "tiny", ChatFormat(Thinking.NEVER, None, None))
+    engine = parts.vllm("vllm", model, EngineOptions(1, ()), "CPU", {})
+    board.changed(replace(status(PartState.READY), name="combined-worker"))
+    board.changed(status(PartState.STARTING, engine.starting))
+    with console.capture() as capture:
+        console.print(board)
+    assert "loading the model, usually 1 to 3 minutes  " in capture.get()
+    assert "restarts" not in capture.get()
+    board.changed(status(PartState.READY, restarts=2))
+    with console.capture() as capture:
+        console.print(board)
+    assert "restarts" in capture.get()
 
 
 # A draining server answers what is under way and one more request on each connection; a shared socket is shared.

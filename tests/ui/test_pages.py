@@ -25,8 +25,9 @@ from clawloop.core.contracts.sessions import FeedbackEffect
 from clawloop.core.contracts.training import CheckResult, GateCheck, Pace, StepState, VersionView
 from clawloop.core.contracts.turns import Message, SessionEvidence, SessionSource, TurnKind
 from clawloop.core.ids import ApiKeyId, TurnId
+from clawloop.core.judging.records import HINTS
 from clawloop.core.judging.voting import Vote
-from clawloop.core.recipes.recipe import Gate
+from clawloop.core.recipes.recipe import WITHOUT_JUDGE, Gate, Lessons
 from clawloop.environments.artifacts import ArtifactFolder
 from clawloop.environments.playing import packed
 from clawloop.operations.file_changes import MOST_FILES, TEXT_CHARACTERS, Change, changes_of
@@ -58,8 +59,12 @@ async def judged(page: Page, session: str, verdict: Vote, hint: str | None = Non
 
 async def test_a_session_reads_as_a_chat_with_all_that_was_decided(page: Page) -> None:
     turn = await judged(page, "s1", -1, HINT)
+    await page.learning.execute("UPDATE sessions SET closed_why = 'by `one`', guarantee = 'has a sample'")
     async with page.visitor() as visitor:
         shown = html.unescape(await visitor.get(f"/ui/sessions/{await session_of(page, turn)}"))
+    assert "by <code>one</code>" in shown
+    assert "<dt>Learned from</dt><dd>at least one reply</dd>" in shown
+    assert '<dt>Name given by the program</dt><dd class="break" title="x-session-id">s1</dd>' in shown
     for words in ("Explain s1", "A long answer. (1)", CHANGED, "▼ blamed", HINT, "It was too long.", "verdict -1"):
         assert words in shown, words
     assert "3 votes, 1 on a hint" in shown
@@ -200,17 +205,19 @@ async def test_a_version_shows_what_it_learned_from_and_its_gate(page: Page) -> 
     await step(page.learning, 1, count=1)
     engine = await page.learning.add_engine("http://127.0.0.1:9")
     await publish(page.learning, 1, engine)
-    await reject(page.learning, 2, reason="it moved too far")
+    await reject(page.learning, 2, reason="it moved too far: `gate.parent_distance`")
     async with page.visitor() as visitor:
         shown = html.unescape(await visitor.get("/ui/versions/1"))
         meanings = ("size of the gradient before clipping", "<dt>Head</dt><dd>training goes on from it")
         for words in ("Explain first", "A long answer. (1)", HINT, f"#turn-{first}", "grad norm", *meanings):
             assert words in shown, words
         rejected = html.unescape(await visitor.get("/ui/versions/2"))
-        assert "it moved too far" in rejected
+        assert "it moved too far: <code>gate.parent_distance</code>" in rejected
         assert "Release it" in rejected
         tree = await visitor.get("/ui/versions")
+        assert 'title="it moved too far: gate.parent_distance"' in tree
         assert "<b>rejected</b>: the gate did not accept it" in tree
+        assert "Evaluation</th>" not in tree
         assert "<b>pinned</b>" not in tree
         assert "<b>active</b>: answers chats now" in await visitor.get("/ui")
         assert tree.index(">v2<") < tree.index(">v1<") < tree.index(">v0<")
@@ -254,6 +261,12 @@ async def test_the_first_page_says_whether_it_gets_better_and_what_was_learned_l
         assert "Not enough verdicts yet" in shown
         assert "0 chats with trained versions have a good or bad verdict, and 8 with version 0" in shown
         assert "Nothing yet. The first step comes once 4 replies are judged." in shown
+        await page.learning.set_recipe(RECIPE.model_copy(update={"signal": WITHOUT_JUDGE.signal}))
+        without_judge = await visitor.get("/ui")
+        assert "Not enough verdicts yet" not in without_judge
+        assert "Rate replies by ▲ Good and ▼ Bad to see this" in without_judge
+        assert "comes once 4 replies got a reaction." in without_judge
+        await page.learning.set_recipe(RECIPE)
         await step(page.learning, 1, count=0)
         await chats(1, 1)
         shown = await visitor.get("/ui")
@@ -264,6 +277,26 @@ async def test_the_first_page_says_whether_it_gets_better_and_what_was_learned_l
         assert 'From 4 replies, in <a href="/ui/versions/1' in shown
         assert '8 / 0 <span class="soft">100%' in shown
         assert '0 / 8 <span class="soft">0%' in shown
+
+
+async def test_a_lesson_is_what_was_learned_last_until_a_newer_version_learned_words(page: Page) -> None:
+    lessons = page.services[0].lesson_operations
+    await page.recorder.chat("first", "Explain the tides")
+    await lessons.add(POLICY, "Answer briefly.")
+    async with page.visitor() as visitor:
+        assert "Answer briefly." not in await visitor.get("/ui/now")  # no prompt holds it
+        await page.learning.set_recipe(RECIPE.model_copy(update={"lessons": Lessons(enabled=True)}))
+        assert "Answer briefly." in await visitor.get("/ui/now")
+        await step(page.learning, 1)
+        without_words = await visitor.get("/ui/now")
+        assert ("Answer briefly." in without_words, "Verdicts alone" in without_words) == (True, False)
+        await judged(page, "hinted", -1, HINT)
+        await step(page.learning, 2, count=3)
+        with_words = await visitor.get("/ui/now")
+        assert ("Answer briefly." in with_words, HINT in with_words) == (False, True)
+        await lessons.add(POLICY, "Answer in English.")
+        newer = await visitor.get("/ui/now")
+        assert ("Answer in English." in newer, HINT in newer) == (True, False)
 
 
 # Markdown of a reply, which nobody checked before the page shows it.
@@ -372,7 +405,12 @@ async def test_the_first_visit_leads_to_a_key_and_a_recorded_chat(page: Page) ->
         assert chatted.json()["choices"][0]["message"]["content"].startswith("Hello")
         recorded = await visitor.get("/ui/chat/page-12345678")
         assert "Reply 1" in recorded
-        assert "waits for what comes next" in recorded
+        assert '<span class="chip none">waiting</span></p><p class="why">waits for' in recorded
+        newest, _ = await page.learning.rows("SELECT id, session_id FROM turns ORDER BY id DESC")
+        await page.learning.judgements.open(newest["id"], None, b"evidence", HINTS)
+        for path in ("/ui/chat/page-12345678", f"/ui/sessions/{newest['session_id']}"):
+            judging = await visitor.get(path)
+            assert ("being judged" in judging, 'class="why"' in judging) == (True, False), path
         assert (await visitor.client.get("/ui/chat/other")).status_code == 404
 
 
@@ -897,7 +935,8 @@ async def test_what_an_evaluation_measured_is_told_everywhere(page: Page) -> Non
         chart = (await visitor.client.get("/ui/chart")).json()
         assert chart["match"] == [{0: 0.25, 1: 0.75}[reply] for reply in (0,) * (len(chart["match"]) - 1) + (1,)]
         assert chart["probes"] == [None] * len(chart["match"])
-        assert "match 75%" in await visitor.get("/ui/now")
+        for path in ("/ui/now", "/ui/versions"):
+            assert re.findall(r'<td class="number">(\d+%)</td><td>', await visitor.get(path)) == ["75%", "25%"], path
         assert "version measured" not in await visitor.get("/ui/now")
         assert "75% of an evaluation" in await visitor.get("/ui/versions/1")
     headers = {"Authorization": f"Bearer {page.admin_key}"}

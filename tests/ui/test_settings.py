@@ -239,6 +239,8 @@ async def test_upkeep_checks_the_ledger_judges_again_and_exports(page: Page) -> 
         missing = await visitor.post(f"/ui/sessions/{uuid4()}/judge")
         assert (missing.status_code, "There is no session" in missing.text) == (404, True)
         assert (await visitor.client.get("/ui/export?records=turns&policy=nobody")).status_code == 404
+        await page.learning.execute("UPDATE turns SET version = 7 WHERE id = %s", turn)
+        assert "1 row contradicts others." in (await visitor.post("/ui/upkeep/check")).text
     headers = {"Authorization": f"Bearer {page.admin_key}"}
     async with httpx.AsyncClient(base_url=page.url, headers=headers, timeout=60) as client:
         for query, code in (("policy=nobody", "policy_not_found"), (f"session={uuid4()}", "not_found")):
@@ -296,20 +298,33 @@ async def test_what_a_version_was_trained_on_is_told_by_the_api_as_on_the_page(p
     assert max(map(len, printed.splitlines())) <= 80
 
 
-async def test_the_next_message_that_taught_is_named_so_everywhere(page: Page) -> None:
-    await page.learning.set_recipe(WITHOUT_JUDGE)
-    turn, _ = await page.recorder.chat("s1", "Explain the tides", CHANGED)
-    await page.recorder.judge(turn, 1, CHANGED)
+async def test_a_users_words_that_taught_are_named_so_everywhere_and_shown_once(page: Page) -> None:
+    await page.learning.set_recipe(RECIPE.model_copy(update={"signal": WITHOUT_JUDGE.signal}))
+    turn, _ = await page.recorder.chat("first", "Explain the tides", CHANGED)
+    words = f"{CHANGED} No more than two lines."
+    await page.recorder.judge(turn, 1, words)
+    for comment in ("No  more than\ntwo lines.", "Another matter."):
+        await page.services[0].feedback.give(page.learning.key, turn, None, comment)
+    await step(page.learning, 1, count=3)
+    use = {"place": 0, "overlap": 0.81, "distance": 0.16, "share": 0.43}
+    await page.learning.execute("UPDATE step_samples SET taught = %s", orjson.dumps([use]).decode())
     [row] = await page.learning.rows("SELECT session_id FROM turns WHERE id = %s", turn)
     headers = {"Authorization": f"Bearer {page.admin_key}"}
     async with httpx.AsyncClient(base_url=page.url, headers=headers, timeout=60) as client:
         told = (await client.get(f"/admin/v1/sessions/{row['session_id']}")).json()
-        assert [(hint["source"], hint["text"]) for hint in told["turns"][0]["hints"]] == [("message", CHANGED)]
+        assert [(hint["source"], hint["text"]) for hint in told["turns"][0]["hints"]] == [("message", words)]
     async with page.visitor(page.read_key) as visitor:
-        assert "<b>Next message</b>" in await visitor.get(f"/ui/sessions/{row['session_id']}")
+        for path in (f"/ui/sessions/{row['session_id']}", "/ui/versions/1"):
+            told_on_page = await visitor.get(path)
+            assert told_on_page.count("<b>Your words</b>") == told_on_page.count("<b>Comment</b>") == 1, path
+            assert "two lines" not in told_on_page.replace(words, ""), path
+            assert "Another matter." in told_on_page, path
+            figures = "81 % of the likeliest tokens are the same. It moves the reply by 0.16 nats a token."
+            assert f'title="With and without it {figures}">taught 43 %</span>' in told_on_page, path
     settings = {"DATABASE_URL": page.database_url}
     shown_session = await asyncio.to_thread(clawloop, "session", "show", str(row["session_id"]), **settings)
-    assert f"user next {CHANGED}" in shown_session.stdout
+    assert f"your words {words} (taught 43%" in " ".join(shown_session.stdout.split())
+    assert shown_session.stdout.count("comment ") == 1
     assert "next message" in (await asyncio.to_thread(clawloop, "why", str(turn), **settings)).stdout
 
 

@@ -437,7 +437,8 @@ async def test_an_outdated_schema_is_named_with_the_remedy(empty_postgres_url: s
 
 async def test_an_unhealthy_engine_is_named(postgres_url: str) -> None:
     async with _readiness(postgres_url, engine_healthy=False) as readiness:
-        assert await readiness.problems() == ["no engine is healthy"]
+        [problem] = await readiness.problems()
+    assert problem.startswith("no engine answers: it is starting")
 
 
 async def test_a_database_that_is_away_is_named_without_user_and_address() -> None:
@@ -447,7 +448,7 @@ async def test_a_database_that_is_away_is_named_without_user_and_address() -> No
         store, engine = await readiness.problems()
     assert store.startswith("PostgreSQL does not answer")
     assert not any(secret in store for secret in ("secret", "127.0.0.1", str(port)))
-    assert engine == "no engine is healthy"
+    assert engine.startswith("no engine answers")
 
 
 async def test_drained_engines_are_named_with_the_remedy(postgres_url: str) -> None:

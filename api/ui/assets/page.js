@@ -128,17 +128,21 @@ document.addEventListener("change", (event) => {
       const x = u.valToPos(position, "x", true);
       ctx.beginPath(); ctx.moveTo(x, bbox.top); ctx.lineTo(x, bbox.top + bbox.height); ctx.stroke();
       if (x > free) {
-        ctx.fillText(`v${number}`, x + 3, bbox.top + 12 * devicePixelRatio);
+        ctx.fillText(`v${number}`, x + 3, bbox.top - 4 * devicePixelRatio);
         free = x + 34 * devicePixelRatio;
       }
     }
     ctx.restore();
   }
+  function named(u, reply) {
+    const version = versions.findLast(([first]) => first <= reply);
+    return version ? `${reply}, version ${version[1]}` : (reply ?? "–");
+  }
   function options({ name, unit, percent, stepped }) {
     const axis = { stroke: color("--soft"), grid: { stroke: color("--line") }, ticks: { stroke: color("--line") }, labelSize: 18 };
     const shown = (u, value) => (value === null || value === undefined ? "–" : percent ? `${Math.round(100 * value)} %` : Math.round(value));
     return {
-      width: place.clientWidth, height: HEIGHT, legend: { markers: { show: false } },
+      width: place.clientWidth, height: HEIGHT, padding: [18, 30, 0, 0], legend: { markers: { show: false } },
       cursor: { y: false, sync: { key: "replies" } },
       scales: { x: { time: false }, y: { range: (u, low, high) => [0, percent ? 1.05 : (high || 1) * 1.1] } },
       axes: [
@@ -146,7 +150,7 @@ document.addEventListener("change", (event) => {
         { ...axis, label: unit, size: 44, values: (u, ticks) => ticks.map((tick) => (percent ? Math.round(100 * tick) : tick)) },
       ],
       series: [
-        { label: "reply", value: (u, value) => value ?? "–" },
+        { label: "reply", value: named },
         { label: name, stroke: color("--ink"), width: 2, spanGaps: !stepped, value: shown, paths: stepped ? uPlot.paths.stepped({ align: 1 }) : undefined },
       ],
       hooks: { draw: [mark] },
@@ -186,7 +190,7 @@ document.addEventListener("change", (event) => {
     event.preventDefault();
     const last = first.data[0].length - 1;
     const at = Math.min(last, Math.max(0, (first.cursor.idx ?? (by > 0 ? -1 : last + 1)) + by * (event.shiftKey ? 10 : 1)));
-    first.setCursor({ left: first.valToPos(at, "x"), top: 0 });
+    first.setCursor({ left: first.valToPos(first.data[0][at], "x"), top: 0 }, true, true);
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
   document.body.addEventListener("changed", load);
@@ -273,4 +277,29 @@ document.addEventListener("change", (event) => {
     if (event.key === "Enter" && !event.shiftKey) { event.preventDefault(); form.requestSubmit(); }
   });
   document.body.addEventListener("changed", () => { if (messages.length) look(); });
+})();
+
+// Searches of sessions that a person saved, in this browser alone.
+(function searches() {
+  const form = document.getElementById("save-search");
+  if (!form) return;
+  const name = document.getElementById("search-name");
+  const saved = JSON.parse(localStorage.getItem("searches") ?? "{}");
+  function show() {
+    document.getElementById("saved").replaceChildren(...Object.entries(saved).flatMap(([label, query]) => {
+      const link = Object.assign(document.createElement("a"), { href: `/ui/sessions?${query}`, textContent: label });
+      const remove = Object.assign(document.createElement("button"), { type: "button", className: "plain", textContent: "✕", ariaLabel: `Remove the search ${label}` });
+      remove.addEventListener("click", () => { delete saved[label]; store(); });
+      return [link, remove];
+    }));
+  }
+  function store() { localStorage.setItem("searches", JSON.stringify(saved)); show(); }
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const fields = [...new FormData(document.querySelector(".filters"))].filter(([, value]) => value);
+    saved[name.value.trim()] = new URLSearchParams(fields).toString();
+    form.reset();
+    store();
+  });
+  show();
 })();

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _MESSAGE, _MESSAGE_LINES = 400, 12
 _ANSWER = 160
 _INDENT = "    "
-_TAUGHT_BY = {"judge": "hint", "message": "user next", "lessons": "lessons"}
+_TAUGHT_BY = {"judge": "hint", "message": "your words", "lessons": "lessons"}
 
 
 def conversation_lines(detail: SessionDetail, *, full: bool) -> Iterator[str]:
@@ -101,8 +101,10 @@ def _turn(turn: TurnView, exchange: Exchange, full: bool) -> Iterator[str]:
     if not turn.hints and judged.hint_why:
         yield from _labelled("no hint", judged.hint_why)
     for given in judged.feedback:
-        rating = "comment" if given.score is None else f"rated {given.score:+g}"
-        yield from _labelled(rating, f"{_said(given.text or '', full, _MESSAGE)} ({given.effect.replace('_', ' ')})")
+        comment = given.comment_beside(turn.hints)
+        if comment or given.score is not None:
+            rating = "comment" if given.score is None else f"rated {given.score:+g}"
+            yield from _labelled(rating, f"{_said(comment, full, _MESSAGE)} ({given.effect.replace('_', ' ')})")
 
 
 def _message(message: Message, full: bool) -> Iterator[str]:

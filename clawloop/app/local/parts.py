@@ -182,7 +182,7 @@ def vllm(name: str, model: ModelFacts, options: EngineOptions, where: str, envir
         stop_within=timedelta(seconds=3),  # it has no state to save
         # Reading a large model from a slow disk; the tiny model takes 40 s on two cores.
         start_within=timedelta(minutes=30),
-        starting="loading vLLM, then the model; together usually a minute for a small model, minutes for a large one",
+        starting=f"loading the model, {vllm_server.LOADING_TIME}",
         progress=vllm_server.progress,
     )
 

@@ -163,7 +163,9 @@ class GatewayReadiness:
         engines = self._directory()
         if engines and all(engine.draining for engine in engines):
             return f"every engine is drained: `clawloop engine drain --undo {engines[0].id}`"
-        return None if self._engines.healthy() else "no engine is healthy"
+        if self._engines.healthy():
+            return None
+        return "no engine answers: it is starting (1 to 3 minutes after `clawloop up`), or down"
 
 
 async def run_gateway(settings: Settings, options: GatewayOptions) -> None:

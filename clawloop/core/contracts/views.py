@@ -278,6 +278,12 @@ class FeedbackView(View):
     received_at: datetime
     applied: bool
 
+    def comment_beside(self, hints: Sequence[TaughtHint]) -> str:
+        """The comment; empty if there is none, or if one of these hints is made of the user's words and holds it."""
+        words = " ".join((self.text or "").split())
+        told = any(words in " ".join(hint.text.split()) for hint in hints if hint.source == "message")
+        return "" if told else self.text or ""
+
 
 class FeedbackList(View):
     feedback: Sequence[FeedbackView]

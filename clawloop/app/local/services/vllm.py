@@ -25,6 +25,7 @@ GUARD_SECRET = "CLAWLOOP_ENGINE_SECRET"
 GUARD_SECRETS = "CLAWLOOP_ENGINE_SECRET_FILE"
 # Without this list vLLM wraps lm_head too, and concurrent `prompt_logprobs` requests crash the engine.
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+LOADING_TIME = "usually 1 to 3 minutes"
 _PROGRESS = (
     (re.compile(r"Resolved architecture: (\S+)"), "reading {0}"),
     (re.compile(r"Initializing a V1 LLM engine"), "starting its engine process"),
@@ -134,7 +135,7 @@ def progress(line: str) -> str | None:
     """The progress that a line of vLLM's log reports, as text; None for other lines."""
     for pattern, text in _PROGRESS:
         if match := pattern.search(line):
-            return text.format(*match.groups())
+            return f"{LOADING_TIME}: {text.format(*match.groups())}"
     return None
 
 

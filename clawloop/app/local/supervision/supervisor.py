@@ -267,16 +267,17 @@ class TableBoard(LineBoard):
     def __rich__(self) -> RenderableType:
         if not self._parts:
             return Text()  # what fails before a part starts needs no head of a table
-        table = Table("part", "state", "address", "for", "restarts", "", box=None, pad_edge=False)
+        restarted = any(status.restarts for status in self._parts.values())
+        columns = ["part", "state", "address", "for", *(["restarts"] if restarted else [])]
+        table = Table(*columns, box=None, pad_edge=False)
         now = datetime.now().astimezone()
         for status in self._parts.values():
             table.add_row(
                 status.name,
                 Text(status.state, style=_COLOURS[status.state]),
-                Text(status.address),
+                Text(status.detail or status.address, overflow="fold"),
                 _duration(int((now - status.since).total_seconds())),
-                str(status.restarts or ""),
-                Text(status.detail, overflow="ellipsis", no_wrap=True),
+                *([str(status.restarts or "")] if restarted else []),
             )
         return table
 
