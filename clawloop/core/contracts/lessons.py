@@ -117,10 +117,15 @@ class Lesson:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What a user's correction of a reply says, as a lesson."""
+    """What a user's correction of a reply says, as a lesson.
+
+    Args:
+        commented: a comment on the reply says it, and no message.
+    """
 
     text: str
     source: LessonSource
+    commented: bool = False
 
 
 @dataclass(frozen=True, slots=True)
