@@ -13,7 +13,7 @@ from clawloop.core.contracts.lessons import Correction
 from clawloop.core.contracts.turns import Message, TurnRecord
 from clawloop.core.errors import EngineRejected, EngineUnavailable, PromptTooLong
 from clawloop.core.ids import TurnId
-from clawloop.core.judging.evidence import Evidence, gather, hint_evidence, rests_on_tools, words_of
+from clawloop.core.judging.evidence import Evidence, follows_output, gather, hint_evidence, rests_on_tools, words_of
 from clawloop.core.judging.hints import (
     CONTROL_HINT,
     NOT_ASKED,
@@ -162,7 +162,7 @@ class Evaluator:
             reply=record.response,
             lessons=record.lessons,
         )
-        correction = correction_of(self._recipe, hint) if signal.asks_for_hints else self._own_words()
+        correction = self._correction(hint)
         decision = decide(signal, verdict, hint, fault)
         hinted: tuple[PromptChange, ...] = ()
         control: PromptChange | None = None
@@ -222,10 +222,12 @@ class Evaluator:
         count_answers(self._counts, "hint", hints)
         return choose_hints(hints, evidence, self._signal.hints_needed, from_tools=rests_on_tools(self._signal))
 
-    def _own_words(self) -> Correction | None:
-        """The user's words as a lesson, where they are known to correct: what was said after a reply that was rated
-        down, and comments, except those that came with a good rating."""
+    def _correction(self, hint: HintChoice) -> Correction | None:
+        """The lesson of a judge's hint; without a judge that of the user's words, where they are known to correct."""
         case = self._case
+        if self._signal.asks_for_hints:
+            # The judge sees the reply, which may repeat what a tool printed.
+            return None if follows_output(case.record.messages) else correction_of(self._recipe, hint)
         comments = [given.text for given in case.feedback if given.text and (given.score or 0) <= 0]
         said = case.messages if case.scores and case.scores[-1] < 0 else []
         words = words_of(said, comments)
