@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,12 @@ async def gateway(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterat
             yield running
 
 
-async def teach(gateway: Gateway, *texts: str, off: tuple[str, ...] = ()) -> list[LessonId]:
+async def teach(gateway: Gateway, *texts: str) -> list[LessonId]:
     """Have gateways know these lessons, as they read them from the directory."""
-    known = {new_lesson_id(): text for text in (*texts, *off)}
-    active = tuple(lesson for lesson, text in known.items() if text in texts)
-    gateway.directory.set_lessons(PolicyLessons(active, known))
+    known = {new_lesson_id(): text for text in texts}
+    gateway.directory.set_lessons(PolicyLessons(tuple(known), known))
     await gateway.services.directory.refresh()
-    return list(active)
+    return list(known)
 
 
 async def ask(client: httpx.AsyncClient, messages: list[dict[str, Any]], **headers: str) -> httpx.Response:
@@ -143,6 +143,16 @@ async def test_no_side_turn_and_no_request_that_wants_none_gets_lessons(gateway:
     records = await gateway.recorded(3)
     assert [record.kind for record in records] == [TurnKind.SIDE, TurnKind.MAIN, TurnKind.MAIN]
     assert not any(record.lessons for record in records)
+
+
+async def test_no_request_of_an_episode_gets_lessons(gateway: Gateway) -> None:
+    await teach(gateway, "Be short.")
+    _, secret = gateway.keys.add_episode("default", datetime.now(UTC) + timedelta(hours=1))
+    async with gateway.client(secret) as client:
+        assert "x-clawloop-lessons" not in (await ask(client, ASKED)).headers
+    assert gateway.engine.requests[-1]["messages"] == ASKED
+    (record,) = await gateway.recorded()
+    assert (record.kind, record.lessons) == (TurnKind.MAIN, ())
 
 
 async def test_a_conversation_is_found_again_with_and_without_lessons(gateway: Gateway) -> None:
