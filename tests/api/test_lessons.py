@@ -11,10 +11,12 @@ import httpx
 import pytest
 
 from clawloop.core.contracts.lessons import PolicyLessons
+from clawloop.core.contracts.serving import Policy, Scope
 from clawloop.core.contracts.turns import TurnKind
 from clawloop.core.families.orders import Rule
 from clawloop.core.ids import LessonId, new_lesson_id
 from clawloop.core.lessons.prompt import LEAD_IN, turn_as_sent
+from db.serving.directory import DEFAULT_SAMPLING
 from tests.api.conftest import Gateway, running_gateway, until
 from tests.engines.test_served_model import template
 from tests.fakes.engine import fake_engine
@@ -33,10 +35,10 @@ async def gateway(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterat
             yield running
 
 
-async def teach(gateway: Gateway, *texts: str) -> list[LessonId]:
+async def teach(gateway: Gateway, *texts: str, policy: str = "default") -> list[LessonId]:
     """Have gateways know these lessons, as they read them from the directory."""
     known = {new_lesson_id(): text for text in texts}
-    gateway.directory.set_lessons(PolicyLessons(tuple(known), known))
+    gateway.directory.set_lessons(PolicyLessons(tuple(known), known), policy)
     await gateway.services.directory.refresh()
     return list(known)
 
@@ -153,6 +155,27 @@ async def test_no_request_of_an_episode_gets_lessons(gateway: Gateway) -> None:
     assert gateway.engine.requests[-1]["messages"] == ASKED
     (record,) = await gateway.recorded()
     assert (record.kind, record.lessons) == (TurnKind.MAIN, ())
+
+
+async def test_two_policies_with_opposite_lessons_never_get_each_other_s(gateway: Gateway) -> None:
+    gateway.directory.add_policy(Policy("other", "tiny", (), 0, dict(DEFAULT_SAMPLING)), frozenset())
+    wishes = {"default": "Answer in one word.", "other": "Answer at length."}
+    (short,) = await teach(gateway, wishes["default"])
+    (long,) = await teach(gateway, wishes["other"], policy="other")
+    async with gateway.client() as one, gateway.client(gateway.keys.add("other", {Scope.CHAT})) as other:
+        chats = [(one, short, wishes["default"], [*ASKED]), (other, long, wishes["other"], [*ASKED])]
+        for turn in range(3):
+            if turn == 2:
+                gateway.services.lessons._recent.clear()  # as if another gateway answered
+            for client, lesson, wish, messages in chats:
+                answer = await ask(client, messages)
+                assert answer.headers["x-clawloop-lessons"] == str(lesson)
+                system, *sent = gateway.engine.requests[-1]["messages"]
+                assert (system["content"], sent) == (f"{QWEN}\n\n{block(wish)}", messages)
+                said = answer.json()["choices"][0]["message"]["content"]
+                messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "And now?"}]
+            chats.reverse()
+    assert len(gateway.engine.requests) == 6
 
 
 async def test_a_conversation_is_found_again_with_and_without_lessons(gateway: Gateway) -> None:
