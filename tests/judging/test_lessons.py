@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
+import httpx
 import pytest
 
+from clawloop.app.processes.bootstrap import prepare
 from clawloop.core.contracts.lessons import LessonSource
+from clawloop.core.contracts.serving import Scope
 from clawloop.core.contracts.sessions import TurnResult
 from clawloop.core.contracts.turns import Message, TurnOutcome, TurnRecord
 from clawloop.core.ids import SessionId
@@ -14,6 +20,12 @@ from clawloop.core.recipes.recipe import Recipe, Signal
 from db.erasure import PostgresErasureStore
 from db.invariants import violations
 from db.lessons.ledger import PostgresLessonStore
+from db.serving.directory import ensure_policy
+from db.serving.keys import PostgresKeyStore
+from db.training.recipes import ensure_recipe
+from tests.e2e.gateway import RealGateway, running_gateway
+from tests.fakes.engine import fake_engine
+from tests.fakes.replies import Reply
 from tests.judging.conftest import Bench, set_recipe
 from tests.judging.test_hindsight import RECIPE
 
@@ -199,3 +211,45 @@ async def test_a_turn_whose_lesson_was_forgotten_before_it_was_judged_says_so(be
     (result,) = await bench.judge_turn(session, second)
     assert result.outcome is TurnOutcome.NOT_TRAINABLE
     assert "lesson erased" in result.why
+
+
+# Gateway, judge, ledger and directory together ------------------------------------------------------------------------
+
+
+async def say(gateway: RealGateway, key: str, *said: str) -> httpx.Response:
+    """The answer to the last of a user's messages, each of which but the last was answered `Yes.`"""
+    messages = [{"role": "user", "content": said[0]}]
+    for text in said[1:]:
+        messages += [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": text}]
+    async with httpx.AsyncClient(headers={"Authorization": f"Bearer {key}"}, timeout=60) as client:
+        body = {"model": "policy", "messages": messages}
+        answer = await client.post(f"{gateway.url}/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+async def test_a_correction_is_in_the_next_chat_of_its_policy_and_in_no_other_policy(
+    bench: Bench, tmp_path: Path
+) -> None:
+    async with fake_engine() as engine:
+        engine.script = lambda body: Reply("Yes.")
+        keys = await prepare(bench.url, "tiny", [], [engine.url], {})
+        await ensure_policy(bench.database, "other", "tiny", [])
+        _, other = await PostgresKeyStore(bench.database).create_key("other", frozenset({Scope.CHAT}), "test")
+        await ensure_recipe(bench.database, "other", HINTS)
+        await set_recipe(bench, HINTS)
+        bench.judge.votes, bench.judge.hint = [-1], "Write Python, in few lines."
+        async with running_gateway(bench.url, keys, tmp_path, TEMPORAL_ADDRESS="127.0.0.1:1") as gateway:
+            for key in (other, keys["chat"]):
+                await say(gateway, key, "Add two numbers.")
+            await say(gateway, other, "Add two numbers.", "And three?")
+            said = await say(gateway, keys["chat"], "Add two numbers.", SAID)
+            turn = await gateway.turn(said.json()["id"])
+            await bench.judge_turn(turn.session_id, turn.record)
+            async with asyncio.timeout(30):  # gateways read lessons once a second
+                while "x-clawloop-lessons" not in (await say(gateway, keys["chat"], "Multiply them.")).headers:
+                    await asyncio.sleep(0.2)
+            assert "- Write Python, in few lines." in engine.requests[-1]["messages"][0]["content"]
+            for chat in (["Multiply them."], ["Add two numbers.", "And three?", "Multiply them."]):
+                assert "x-clawloop-lessons" not in (await say(gateway, other, *chat)).headers
+                assert "Python" not in str(engine.requests[-1]["messages"])
