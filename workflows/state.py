@@ -117,7 +117,8 @@ class PolicyTraining(BaseModel):
         steps: the newest ones, oldest first, for the UI.
         quiet_seconds: the ledger is read at least this often: an operator may have changed it while Temporal was away.
         practise_seconds: after so long an engine that was used, or did not answer, is looked at again.
-        rest_seconds: likewise where nothing was left to practise.
+        rest_seconds: likewise at most, where nothing was left to practise; after a quarter of the time since a request
+            was practised, but not before `practise_seconds`.
         roll_over_events: continue as new at this many events; None: when Temporal suggests it.
         operator_change: the newest one, for the UI.
     """

@@ -309,6 +309,7 @@ class TrainingWorkflow(LongRunningWorkflow):
 
     async def _practise(self) -> None:
         """Practise lessons while engines have nothing else to do, and no step is computed that changes the policy."""
+        last = workflow.now()
         while True:
             await workflow.wait_condition(self._may_practise)
             seconds, ended = self._state.practise_seconds, self._ended_step
@@ -324,7 +325,11 @@ class TrainingWorkflow(LongRunningWorkflow):
                     raise
                 workflow.logger.info("lessons are not practised now: %s", _reason(error))
             else:
-                seconds = seconds if practised.more else self._state.rest_seconds
+                last = workflow.now() if practised.requests else last
+                if not practised.more:
+                    # Where one was found lately the next comes soon, and a pause between chats may be short.
+                    rest = (workflow.now() - last).total_seconds() / 4
+                    seconds = min(max(seconds, rest), self._state.rest_seconds)
             # A step that ends makes room for others.
             with suppress(TimeoutError):
                 await workflow.wait_condition(

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from activities.judging.vote_collector import VoteCollector
+from clawloop.core.contracts.lessons import Correction
 from clawloop.core.contracts.turns import Message, TurnRecord
 from clawloop.core.errors import EngineRejected, EngineUnavailable, PromptTooLong
 from clawloop.core.ids import TurnId
-from clawloop.core.judging.evidence import Evidence, gather, hint_evidence, rests_on_tools, words_of
+from clawloop.core.judging.evidence import Evidence, follows_output, gather, hint_evidence, rests_on_tools, words_of
 from clawloop.core.judging.hints import (
     CONTROL_HINT,
     NOT_ASKED,
@@ -86,6 +87,10 @@ class Case:
         return [given.text for given in self.feedback if given.text]
 
     @property
+    def scores(self) -> list[float]:
+        return [given.score for given in self.feedback if given.score is not None]
+
+    @property
     def key(self) -> tuple[TurnId, TurnId | None, bytes, str]:
         """Arguments of `JudgementStore.open` and `revise`: turn, turn that holds its next state, evidence hash, hint
         kind."""
@@ -157,7 +162,7 @@ class Evaluator:
             reply=record.response,
             lessons=record.lessons,
         )
-        correction = correction_of(self._recipe, hint)
+        correction = self._correction(hint)
         decision = decide(signal, verdict, hint, fault)
         hinted: tuple[PromptChange, ...] = ()
         control: PromptChange | None = None
@@ -182,9 +187,8 @@ class Evaluator:
 
     async def _verdict(self) -> tuple[Verdict, Ballot | None]:
         """The newest rating, or else the judge's verdict with its votes."""
-        scores = [given.score for given in self._case.feedback if given.score is not None]
-        if scores:
-            return rated(scores[-1]), None
+        if self._case.scores:
+            return rated(self._case.scores[-1]), None
         if not self._signal.verdicts:
             return NOT_VOTED, None
         if self._case.next_state is None and not self._case.texts:
@@ -217,6 +221,18 @@ class Evaluator:
         hints = await self._collector.hints(self._case.hint_kind, evidence)
         count_answers(self._counts, "hint", hints)
         return choose_hints(hints, evidence, self._signal.hints_needed, from_tools=rests_on_tools(self._signal))
+
+    def _correction(self, hint: HintChoice) -> Correction | None:
+        """The lesson of a judge's hint; without a judge that of the user's words, where they are known to correct."""
+        case = self._case
+        if self._signal.asks_for_hints:
+            # The judge sees the reply, which may repeat what a tool printed.
+            return None if follows_output(case.record.messages) else correction_of(self._recipe, hint)
+        comments = [given.text for given in case.feedback if given.text and (given.score or 0) <= 0]
+        said = case.messages if case.scores and case.scores[-1] < 0 else []
+        words = words_of(said, comments)
+        commented = not words_of(said, [])
+        return None if words is None else correction_of(self._recipe, next_message(words), commented=commented)
 
     async def _hinted_prompts(self, choice: HintChoice) -> tuple[HintChoice, tuple[PromptChange, ...]]:
         """The hints whose prompts the engine renders, with these prompts; without any, the first hint's reason."""

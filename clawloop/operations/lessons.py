@@ -110,9 +110,8 @@ class LessonOperations:
         """
         lesson = await self._find(policy, reference)
         forgotten = await self._store.forget(policy, lesson)
-        return LessonForgotten(
-            id=lesson, turns=forgotten.turns, versions=forgotten.versions, roll_back_to=forgotten.before
-        )
+        versions, before = forgotten.learned_in
+        return LessonForgotten(id=lesson, turns=forgotten.turns, versions=versions, roll_back_to=before)
 
     async def _change(self, policy: str, reference: str, to: LessonState, why: str) -> LessonView:
         return await self._view(policy, await self._store.change(policy, await self._find(policy, reference), to, why))
@@ -157,7 +156,10 @@ def _listed(policy: str, book: LessonBook) -> LessonList:
                 practised=lesson.practised,
                 since_version=lesson.since_version,
                 yardstick=None if lesson.yardstick is None else _measured(lesson.yardstick),
+                versions=lesson.learned_in.versions,
+                roll_back_to=lesson.learned_in.before,
                 turn_id=lesson.turn_id,
+                said_in=lesson.said_in,
                 session_id=lesson.session_id,
                 superseded_by=lesson.superseded_by,
                 created_at=lesson.created_at,

@@ -297,8 +297,9 @@ async def _write_the_rest(connection: AsyncConnection, one: _Decided) -> None:
         await finalize_group(connection, TurnId(locked.place.group_id or locked.turn_id))
     if finalized.relation is Relation.OUTCOME:
         await finalize_by_outcome(connection, locked.turn_id)
-    if finalized.correction is not None:
-        await add_correction(connection, locked.place.policy, finalized.correction, locked.turn_id, locked.shown_by)
+    if (correction := finalized.correction) is not None:
+        shown_by = None if correction.commented else locked.shown_by
+        await add_correction(connection, locked.place.policy, correction, locked.turn_id, shown_by)
     if new_feedback := locked.unapplied & set(one.call.feedback_ids):
         unapplied = update(FeedbackRow).where(FeedbackRow.id.in_(new_feedback), FeedbackRow.applied_at.is_(None))
         await connection.execute(unapplied.values(applied_at=func.now()))

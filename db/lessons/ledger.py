@@ -12,9 +12,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.core.algorithms.rewards import path_to_base
 from clawloop.core.contracts.lessons import (
+    NOWHERE,
     Correction,
     Finding,
     Forgotten,
+    LearnedIn,
     Lesson,
     LessonSource,
     LessonState,
@@ -32,7 +34,7 @@ from clawloop.core.samples.decision import LESSON_ERASED, PREFIX
 from db.content import content_of
 from db.database import PostgresStore, transaction
 from db.encryption.columns import opened
-from db.lessons.yardstick import forget_replies, read_corrected_in, read_practised_in, read_scores
+from db.lessons.yardstick import forget_replies, read_practised_in, read_scores
 from db.tables import LessonRow, PolicyRow
 from db.training.policies import insert_event, lock_policy, notify_directory, read_parents, require_policy
 from db.training.samples import end_samples
@@ -122,7 +124,7 @@ class PostgresLessonStore(PostgresStore):
         require_change(await _read(connection, policy, lesson), LessonState.ERASED)
         turns = await erase_lessons(connection, policy, [lesson], "forgotten")
         await refresh_work_flag(connection, policy)
-        return await _left_of(connection, policy, lesson, turns)
+        return Forgotten(turns, (await _read_learned_in(connection, policy)).get(lesson, NOWHERE))
 
 
 # In the caller's transaction ------------------------------------------------------------------------------------------
@@ -137,6 +139,7 @@ async def read_book(connection: AsyncConnection, policy: str) -> LessonBook:
     active = await connection.scalar(select(PolicyRow.active).where(PolicyRow.id == policy)) or 0
     path = path_to_base(active, await read_parents(connection, policy))
     measured = await _read_yardsticks(connection, policy, path, known := [_lesson(row) for row in rows])
+    learned_in = await _read_learned_in(connection, policy)
     lessons = tuple(
         replace(
             one,
@@ -144,6 +147,7 @@ async def read_book(connection: AsyncConnection, policy: str) -> LessonBook:
             practised=int(found[one.id].practised),
             session_id=found[one.id].session_id,
             yardstick=measured[one.id],
+            learned_in=learned_in.get(one.id, NOWHERE),
         )
         for one in known
     )
@@ -296,17 +300,16 @@ async def _read_yardsticks(
     }
 
 
-async def _left_of(connection: AsyncConnection, policy: str, lesson: LessonId, turns: int) -> Forgotten:
-    """The versions on the head's path that learned from a forgotten lesson's samples, or came after one that did."""
+async def _read_learned_in(connection: AsyncConnection, policy: str) -> dict[LessonId, LearnedIn]:
+    """By lesson, the versions on the head's path that learned from its samples, or came after one that did."""
     head = await connection.scalar(select(PolicyRow.head).where(PolicyRow.id == policy)) or 0
     parents = await read_parents(connection, policy)
     path = sorted(path_to_base(head, parents))
-    practised_in = (await read_practised_in(connection, policy)).get(lesson, set())
-    taught = practised_in | await read_corrected_in(connection, lesson)
-    first = next((version for version in path if version in taught), None)
-    if first is None:
-        return Forgotten(turns)
-    return Forgotten(turns, tuple(version for version in path if version >= first), parents[first])
+    found = {}
+    for lesson, learned in (await read_practised_in(connection, policy, corrected=True)).items():
+        if (first := min(learned.intersection(path), default=None)) is not None:
+            found[lesson] = LearnedIn(tuple(version for version in path if version >= first), parents[first])
+    return found
 
 
 async def _is_full(connection: AsyncConnection, policy: str) -> bool:
@@ -404,6 +407,7 @@ def _lesson(row: Any, said: str | None = None) -> Lesson:
         created_at=row.created_at,
         changed_at=row.changed_at,
         turn_id=None if row.turn_id is None else TurnId(row.turn_id),
+        said_in=None if row.shown_by is None else TurnId(row.shown_by),
         superseded_by=None if row.superseded_by is None else LessonId(row.superseded_by),
         since_version=row.since_version,
     )

@@ -43,10 +43,11 @@ _PRACTISED_IN = text("""
 
 
 _CORRECTED_IN = text("""
-    SELECT DISTINCT m.step FROM lessons l JOIN samples s ON s.turn_id = l.turn_id AND s.hinted_prompts IS NOT NULL
+    SELECT DISTINCT l.id AS lesson, m.step FROM lessons l
+        JOIN samples s ON s.turn_id = l.turn_id AND s.hinted_prompts IS NOT NULL
         JOIN step_samples m ON m.sample_id = s.id AND m.dropped IS NULL
         JOIN steps n ON n.policy = m.policy AND n.n = m.step
-    WHERE l.id = :lesson AND n.state = 'committed'
+    WHERE l.policy = :policy AND n.state = 'committed'
 """)
 
 
@@ -165,14 +166,16 @@ async def read_scores(connection: AsyncConnection, policy: str) -> dict[LessonId
     return found
 
 
-async def read_practised_in(connection: AsyncConnection, policy: str) -> dict[LessonId, set[int]]:
-    """By lesson, the versions whose step had samples that it taught."""
+async def read_practised_in(
+    connection: AsyncConnection, policy: str, *, corrected: bool = False
+) -> dict[LessonId, set[int]]:
+    """By lesson, the versions whose step had samples that it taught.
+
+    Args:
+        corrected: or one of the correction that it was taken from.
+    """
     found: defaultdict[LessonId, set[int]] = defaultdict(set)
-    for row in await connection.execute(_PRACTISED_IN, {"policy": policy}):
-        found[LessonId(row.lesson)].add(row.step)
+    for query in (_PRACTISED_IN, _CORRECTED_IN) if corrected else (_PRACTISED_IN,):
+        for row in await connection.execute(query, {"policy": policy}):
+            found[LessonId(row.lesson)].add(row.step)
     return found
-
-
-async def read_corrected_in(connection: AsyncConnection, lesson: LessonId) -> set[int]:
-    """The versions whose step had a sample of the correction that the lesson was taken from."""
-    return set(await connection.scalars(_CORRECTED_IN, {"lesson": lesson}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import httpx
 import pytest
 
 from clawloop.core.contracts.lessons import PolicyLessons
+from clawloop.core.contracts.serving import Policy, Scope
 from clawloop.core.contracts.turns import TurnKind
 from clawloop.core.families.orders import Rule
 from clawloop.core.ids import LessonId, new_lesson_id
 from clawloop.core.lessons.prompt import LEAD_IN, turn_as_sent
+from db.serving.directory import DEFAULT_SAMPLING
 from tests.api.conftest import Gateway, running_gateway, until
 from tests.engines.test_served_model import template
 from tests.fakes.engine import fake_engine
@@ -32,13 +35,12 @@ async def gateway(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterat
             yield running
 
 
-async def teach(gateway: Gateway, *texts: str, off: tuple[str, ...] = ()) -> list[LessonId]:
+async def teach(gateway: Gateway, *texts: str, policy: str = "default") -> list[LessonId]:
     """Have gateways know these lessons, as they read them from the directory."""
-    known = {new_lesson_id(): text for text in (*texts, *off)}
-    active = tuple(lesson for lesson, text in known.items() if text in texts)
-    gateway.directory.set_lessons(PolicyLessons(active, known))
+    known = {new_lesson_id(): text for text in texts}
+    gateway.directory.set_lessons(PolicyLessons(tuple(known), known), policy)
     await gateway.services.directory.refresh()
-    return list(active)
+    return list(known)
 
 
 async def ask(client: httpx.AsyncClient, messages: list[dict[str, Any]], **headers: str) -> httpx.Response:
@@ -143,6 +145,37 @@ async def test_no_side_turn_and_no_request_that_wants_none_gets_lessons(gateway:
     records = await gateway.recorded(3)
     assert [record.kind for record in records] == [TurnKind.SIDE, TurnKind.MAIN, TurnKind.MAIN]
     assert not any(record.lessons for record in records)
+
+
+async def test_no_request_of_an_episode_gets_lessons(gateway: Gateway) -> None:
+    await teach(gateway, "Be short.")
+    _, secret = gateway.keys.add_episode("default", datetime.now(UTC) + timedelta(hours=1))
+    async with gateway.client(secret) as client:
+        assert "x-clawloop-lessons" not in (await ask(client, ASKED)).headers
+    assert gateway.engine.requests[-1]["messages"] == ASKED
+    (record,) = await gateway.recorded()
+    assert (record.kind, record.lessons) == (TurnKind.MAIN, ())
+
+
+async def test_two_policies_with_opposite_lessons_never_get_each_other_s(gateway: Gateway) -> None:
+    gateway.directory.add_policy(Policy("other", "tiny", (), 0, dict(DEFAULT_SAMPLING)), frozenset())
+    wishes = {"default": "Answer in one word.", "other": "Answer at length."}
+    (short,) = await teach(gateway, wishes["default"])
+    (long,) = await teach(gateway, wishes["other"], policy="other")
+    async with gateway.client() as one, gateway.client(gateway.keys.add("other", {Scope.CHAT})) as other:
+        chats = [(one, short, wishes["default"], [*ASKED]), (other, long, wishes["other"], [*ASKED])]
+        for turn in range(3):
+            if turn == 2:
+                gateway.services.lessons._recent.clear()  # as if another gateway answered
+            for client, lesson, wish, messages in chats:
+                answer = await ask(client, messages)
+                assert answer.headers["x-clawloop-lessons"] == str(lesson)
+                system, *sent = gateway.engine.requests[-1]["messages"]
+                assert (system["content"], sent) == (f"{QWEN}\n\n{block(wish)}", messages)
+                said = answer.json()["choices"][0]["message"]["content"]
+                messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "And now?"}]
+            chats.reverse()
+    assert len(gateway.engine.requests) == 6
 
 
 async def test_a_conversation_is_found_again_with_and_without_lessons(gateway: Gateway) -> None:

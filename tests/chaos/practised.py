@@ -54,6 +54,12 @@ async def most_practised_session(database_url: str) -> str | None:
     return str(rows[0][0]) if rows else None
 
 
+async def oldest_lesson(database_url: str) -> str | None:
+    """The oldest lesson that is not erased; None: there is none."""
+    rows = await _rows(database_url, "SELECT id::text FROM lessons WHERE state <> 'erased' ORDER BY id LIMIT 1")
+    return str(rows[0][0]) if rows else None
+
+
 async def left_of_erased(database_url: str, session: str) -> list[str]:
     """What is left of the practised replies to an erased session's requests: one line each."""
     return [line for (line,) in await _rows(database_url, _LEFT, session=session)]

@@ -13,7 +13,7 @@ from tests.chaos.chatters import Chatters, inexcusable
 from tests.chaos.faults import Fault, NotReached, all_faults, choose, run_command
 from tests.chaos.fuzzer import Fuzzer
 from tests.chaos.judged import lost_judgements, sessions_left_open
-from tests.chaos.practised import left_of_erased, most_practised_session, seen_practice
+from tests.chaos.practised import left_of_erased, most_practised_session, oldest_lesson, seen_practice
 from tests.chaos.stack import Stack
 from tests.chaos.verify import Verifier
 
@@ -52,7 +52,8 @@ class Outcome:
 async def run_faults(
     stack: Stack, chatters: Chatters, fuzzer: Fuzzer, runs: int, seed: int, wanted: Callable[[Fault], bool]
 ) -> AsyncIterator[Outcome]:
-    """Faults chosen by seed; after each the next step is waited for. Some outcomes without a fault come first.
+    """Faults chosen by seed; after each the next step is waited for. Some outcomes without a fault come first, and at
+    the end a lesson is forgotten, where some are practised.
 
     Args:
         wanted: which faults are chosen from.
@@ -67,6 +68,9 @@ async def run_faults(
             yield await _inject(stack, chatters, fuzzer, verifier, Fault("no fault", _nothing), chance, 0)
         for number, fault in enumerate(choose(faults, runs, chance), 1):
             yield await _inject(stack, chatters, fuzzer, verifier, fault, chance, number)
+        if stack.practises:
+            fault = Fault("forget a lesson", _forget)
+            yield await _inject(stack, chatters, fuzzer, verifier, fault, chance, runs + 1, trains=False)
     finally:
         await verifier.close()
 
@@ -150,6 +154,12 @@ async def _inject(
 
 
 async def _nothing(stack: Stack, chance: random.Random) -> None: ...
+
+
+async def _forget(stack: Stack, chance: random.Random) -> None:
+    if (lesson := await oldest_lesson(stack.database_url)) is None:
+        raise NotReached
+    await run_command(stack, "lesson", "forget", lesson)
 
 
 async def _next_step(verifier: Verifier, before: int, after: str = "the start") -> None:

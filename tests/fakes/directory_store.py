@@ -35,9 +35,11 @@ class FakeDirectoryStore:
         ]
         self._directory = Directory((*self._directory.policies, replace(policy, kept=versions)), tuple(engines))
 
-    def set_lessons(self, lessons: PolicyLessons | None) -> None:
-        """Give every policy these lessons."""
-        policies = tuple(replace(policy, lessons=lessons) for policy in self._directory.policies)
+    def set_lessons(self, lessons: PolicyLessons | None, of: str = "default") -> None:
+        """Give a policy these lessons."""
+        policies = tuple(
+            replace(policy, lessons=lessons) if policy.id == of else policy for policy in self._directory.policies
+        )
         self._directory = replace(self._directory, policies=policies)
 
     def set_active(self, version: int, versions: frozenset[int] | None = None) -> None:

@@ -350,7 +350,10 @@ async def test_three_versions_that_cannot_learn_it_are_told_and_it_stays(retirin
 
 async def test_forgetting_a_learned_lesson_says_which_versions_hold_it(retiring: Gym) -> None:
     await learned(retiring)
-    forgotten = await LessonOperations(retiring.lessons).forget("default", str((await lesson_of(retiring)).id))
+    operations = LessonOperations(retiring.lessons)
+    [before] = (await operations.list("default")).lessons
+    forgotten = await operations.forget("default", str(before.id))
+    assert (before.versions, before.roll_back_to) == ((1, 2), 0)
     assert (forgotten.turns, forgotten.versions, forgotten.roll_back_to) == (0, (1, 2), 0)
     assert forgotten.what_is_left("default").startswith(
         "Versions 1 to 2 have learned from it: `clawloop policy roll-back 0 --policy default` goes back"

@@ -710,6 +710,28 @@ async def test_a_learned_lesson_says_since_when_and_is_turned_on_by_hand(page: P
     assert view.state is LessonState.ACTIVE
 
 
+async def test_before_a_lesson_is_forgotten_the_page_says_which_versions_hold_it_and_who_said_it(page: Page) -> None:
+    lessons = page.services[0].lesson_operations
+    _, taken = [await lessons.add(POLICY, text) for text in ("Be kind.", "Be short.")]
+    first, second = await page.recorder.chat("s1", "Explain the tides", CHANGED)
+    source = "UPDATE lessons SET source = 'hint', turn_id = %s, shown_by = %s WHERE id = %s"
+    await page.learning.execute(source, first, second, taken.id)
+    await page.recorder.judge(first, -1, HINT, after=second)
+    await step(page.learning, 1, count=3)
+    await step(page.learning, 2)
+    async with page.visitor() as visitor:
+        text = html.unescape(await visitor.get("/ui/lessons"))
+        asked = "Forget this lesson for good, with the tokens of all prompts that held it?"
+        left = (await lessons.list(POLICY)).lessons[1].what_is_left(POLICY)
+        assert re.findall(r'hx-confirm="([^"]*)"', text) == [f"{asked} {left}", asked]
+        assert left.startswith("Versions 1 to 2 have learned from it: `clawloop policy roll-back 0 --policy")
+        assert f'?turn={second}#turn-{second}">the message that said it</a>' in text
+        await page.learning.execute("UPDATE lessons SET shown_by = NULL")
+        text = await visitor.get("/ui/lessons")
+        assert f'?turn={first}#turn-{first}">the reply that was corrected</a>' in text
+    assert (await lessons.forget(POLICY, str(taken.id))).what_is_left(POLICY) == left
+
+
 async def test_a_turn_says_with_which_lessons_it_was_answered(page: Page) -> None:
     lessons = page.services[0].lesson_operations
     kept, gone = [await lessons.add(POLICY, text) for text in ("Be <short>.", "Be gone.")]

@@ -378,7 +378,7 @@ async def test_lessons_are_practised_until_none_is_left_and_looked_for_again(
 ) -> None:
     scripted.practises, scripted.requests = True, 5
     scripted.practise_fails = [ApplicationError("no engine", type="EngineRejected", non_retryable=True)]
-    await learner.begin(practise_seconds=0.1, rest_seconds=0.5)
+    await learner.begin(practise_seconds=0.1, rest_seconds=3600.0)
     await until(lambda: not scripted.requests)
     done = scripted.happened.count("practise")
     await until(lambda: scripted.happened.count("practise") >= done + 2)

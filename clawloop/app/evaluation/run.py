@@ -227,8 +227,8 @@ class Evaluation:
         url: the gateway's.
         user_model: plays the users; None: they are scripted.
         wait_minutes: longest wait until a session is learned.
-        practice_minutes: pause before each further session with lessons, once the user had three in a row: engines
-            practise while nobody chats.
+        practice_minutes: pause before each further session with lessons in the prompt, once the user had three in a
+            row: engines practise while nobody chats.
         report: gets a line of progress.
     """
 
@@ -353,9 +353,12 @@ class Evaluation:
             system = "" if policy is not None else notes_of(self._lines, cell)
             lessons = None
             if cell.arm == LESSONS and policy is not None:
-                if sessions_until(_met(self._lines, cell.arm, cell.seed, user)) is not None:
-                    await asyncio.sleep(60 * self._practice_minutes)
                 lessons = await self._admin.lessons_in_prompt(policy)
+                # Without a lesson in the prompt nothing is practised.
+                if lessons and sessions_until(_met(self._lines, cell.arm, cell.seed, user)) is not None:
+                    await asyncio.sleep(60 * self._practice_minutes)
+                    version, note = await self._learned(policy)  # practice may have filled a batch
+                    lessons = await self._admin.lessons_in_prompt(policy)
             line = await self._session(
                 client, cell.arm, cell.seed, user, number,
                 replies=self._plan.replies, learns=policy is not None, system=system, version=version, note=note,

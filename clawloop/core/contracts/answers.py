@@ -421,7 +421,30 @@ class YardstickView(View):
     summary: str
 
 
-class LessonView(View):
+class LessonLearned(View):
+    """
+    Args:
+        versions: those that learned from samples which a lesson taught, or came after one that did: what they learned
+            stays when it is forgotten.
+        roll_back_to: the version before these; None: there are none.
+    """
+
+    versions: Sequence[int]
+    roll_back_to: int | None
+
+    def what_is_left(self, policy: str) -> str:
+        """Which versions have what the lesson taught, and what to do about it; empty where none has."""
+        if self.roll_back_to is None:
+            return ""
+        first, last = self.versions[0], self.versions[-1]
+        named = f"Version {first} has" if first == last else f"Versions {first} to {last} have"
+        return (
+            f"{named} learned from it: `clawloop policy roll-back {self.roll_back_to} --policy {policy}` goes back to"
+            " before, and a lesson that says the opposite is practised instead."
+        )
+
+
+class LessonView(LessonLearned):
     """A lesson that is not erased.
 
     Args:
@@ -433,6 +456,7 @@ class LessonView(View):
             its state last changed.
         yardstick: what is measured of its effect.
         turn_id: the turn that was corrected; None if a person typed the lesson.
+        said_in: the turn whose request holds the correction; None: a comment does, or there is none.
     """
 
     id: LessonId
@@ -447,6 +471,7 @@ class LessonView(View):
     since_version: int
     yardstick: YardstickView | None
     turn_id: TurnId | None
+    said_in: TurnId | None
     session_id: SessionId | None
     superseded_by: LessonId | None
     created_at: datetime
@@ -468,29 +493,14 @@ class LessonList(View):
     lessons: Sequence[LessonView]
 
 
-class LessonForgotten(View):
+class LessonForgotten(LessonLearned):
     """
     Args:
         turns: turns that were answered with it; the tokens of their prompts are gone with it.
-        versions: those that learned from samples which it taught, or came after one that did: what they learned stays.
-        roll_back_to: the version before these; None: there are none.
     """
 
     id: LessonId
     turns: int
-    versions: Sequence[int]
-    roll_back_to: int | None
-
-    def what_is_left(self, policy: str) -> str:
-        """Which versions have what the lesson taught, and what to do about it; empty where none has."""
-        if self.roll_back_to is None:
-            return ""
-        first, last = self.versions[0], self.versions[-1]
-        named = f"Version {first} has" if first == last else f"Versions {first} to {last} have"
-        return (
-            f"{named} learned from it: `clawloop policy roll-back {self.roll_back_to} --policy {policy}` goes back to"
-            " before, and a lesson that says the opposite is practised instead."
-        )
 
 
 class ContentGone(View):

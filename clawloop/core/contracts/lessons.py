@@ -76,6 +76,21 @@ class Yardstick:
     learned_by: tuple[EffectLeft, ...] = ()
 
 
+class LearnedIn(NamedTuple):
+    """The versions that hold what a lesson taught.
+
+    Args:
+        versions: those on the head's path that learned from samples which it taught, and what followed from them.
+        before: the version before the first of these; None: no version has it.
+    """
+
+    versions: tuple[int, ...] = ()
+    before: int | None = None
+
+
+NOWHERE = LearnedIn()
+
+
 @dataclass(frozen=True, slots=True)
 class Lesson:
     """A stored lesson.
@@ -85,7 +100,8 @@ class Lesson:
         why: the reason of its state, for people.
         changed_at: when its state last changed.
         turn_id: the turn that was corrected; None if a person typed the lesson.
-        session_id: that turn's.
+        said_in: the turn whose request holds the correction; None: a comment does, or there is none.
+        session_id: of both turns.
         superseded_by: the lesson in its place; None unless that is its state.
         turns: how many turns were answered with it.
         practised: how many requests were answered again without it, to be learned from with it.
@@ -93,6 +109,7 @@ class Lesson:
             its state last changed, or, if a pin or a roll-back brought a learned lesson back, the one before it was
             learned.
         yardstick: None: it was not read.
+        learned_in: what forgetting it leaves.
     """
 
     id: LessonId
@@ -103,12 +120,14 @@ class Lesson:
     created_at: datetime
     changed_at: datetime
     turn_id: TurnId | None = None
+    said_in: TurnId | None = None
     session_id: SessionId | None = None
     superseded_by: LessonId | None = None
     turns: int = 0
     practised: int = 0
     since_version: int = 0
     yardstick: Yardstick | None = None
+    learned_in: LearnedIn = NOWHERE
 
     @property
     def shown(self) -> ShownLesson:
@@ -117,10 +136,15 @@ class Lesson:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What a user's correction of a reply says, as a lesson."""
+    """What a user's correction of a reply says, as a lesson.
+
+    Args:
+        commented: a comment on the reply says it, and no message.
+    """
 
     text: str
     source: LessonSource
+    commented: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +153,10 @@ class Forgotten:
 
     Args:
         turns: turns of conversations whose prompts held it.
-        versions: those on the head's path that learned from samples which it taught, and what followed from them.
-        before: the version before the first of these; None: no version has it.
     """
 
     turns: int
-    versions: tuple[int, ...] = ()
-    before: int | None = None
+    learned_in: LearnedIn = NOWHERE
 
 
 @dataclass(frozen=True, slots=True)

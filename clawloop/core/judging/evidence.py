@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from itertools import count
+from itertools import count, takewhile
 from typing import Literal, TypeAlias
 
 from pydantic import JsonValue
@@ -266,14 +266,16 @@ def words_of(messages: Sequence[Message], comments: Sequence[str]) -> str | None
 
     Only text, so that neither an image, nor what a tool printed or a client put beside it, is taken for words.
     """
-    own = [
-        message
-        for message in messages
-        if message.get("role") == "user" and not (is_volatile(message) or is_aside(message))
-    ]
+    own = list(filter(_is_own, messages))
     if not own and not comments:
         return None
     return "\n\n".join([*("\n".join(text_parts(without_asides(message))) for message in own), *comments])
+
+
+def follows_output(messages: Sequence[Message]) -> bool:
+    """True if a tool has printed since the user's own last message, so that the reply may repeat its output."""
+    since = takewhile(lambda message: not _is_own(message), reversed(messages))
+    return any(_ROLES.get(str(message.get("role"))) == "tool" for message in since)
 
 
 def content_text(content: JsonValue) -> str:
@@ -298,6 +300,10 @@ def blocks_of(evidence: Evidence, budgets: Budgets) -> list[Block]:
         *_section("next", _ends(evidence.next_state), budgets.next),
         *_section("feedback", [Statement("user", evidence.feedback)] if evidence.feedback else [], budgets.feedback),
     ]
+
+
+def _is_own(message: Message) -> bool:
+    return message.get("role") == "user" and not (is_volatile(message) or is_aside(message))
 
 
 def _without_output(statements: Sequence[Statement]) -> tuple[Statement, ...]:

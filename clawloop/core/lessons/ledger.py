@@ -122,19 +122,20 @@ class LessonBook:
         return [lesson for lesson in active if lesson.id not in shown] if self.settings.enabled else []
 
 
-def correction_of(recipe: Recipe, hint: HintChoice) -> Correction | None:
+def correction_of(recipe: Recipe, hint: HintChoice, *, commented: bool = False) -> Correction | None:
     """What a correction says as a lesson, if the recipe makes lessons of corrections: one of the hints, which say the
     same in other words.
 
     Args:
         hint: made of the user's words alone, or these words.
+        commented: they are a comment alone.
     """
     if not recipe.lessons.enabled or not recipe.lessons.from_corrections:
         return None
     source = LessonSource.HINT if recipe.signal.asks_for_hints else LessonSource.MESSAGE
     for text in hint.texts:
         with suppress(ValueRejected):
-            return Correction(read_lesson(text), source)
+            return Correction(read_lesson(text), source, commented)
     return None
 
 

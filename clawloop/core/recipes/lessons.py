@@ -22,9 +22,9 @@ class Lessons(Table):
     """Let several chat keys use the policy: who has one of them may have the model tell the lessons that another one's
     user gave. While it is false a second key is refused."""
     from_corrections: bool = False
-    """Make a lesson of each correction: of the hint that a judge made of the user's words, or of the user's next
-    message where `signal.hints_from` is `message`. What a tool printed never becomes one. While it is false lessons are
-    typed."""
+    """Make a lesson of each correction: of the hint that a judge made of the user's words, or, where
+    `signal.hints_from` is `message`, of comments and of what the user said after a reply that was rated down. What a
+    tool printed never becomes one. While it is false lessons are typed."""
     practice: bool = False
     """Have the newest requests answered again without lessons while an engine has nothing else to do, and learn from
     these replies what the policy would have said with the active lessons. At most `train.batch_samples` such samples
