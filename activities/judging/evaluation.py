@@ -48,6 +48,7 @@ NOT_VOTED = Verdict(verdict=None, expected=None, reward=None, why="no verdict as
 NO_VOTES = Verdict(verdict=None, expected=None, reward=None, why="no vote")
 NOTHING_FOLLOWED = Verdict(verdict=None, expected=None, reward=None, why="nothing followed")
 NOT_SPOKEN = HintChoice((), answered=True, why="the user has not spoken since")
+WEAK_JUDGE = HintChoice((), answered=True, why="the judge is too weak to be asked")
 GOOD_ALREADY = HintChoice((), answered=True, why="the reply is good, so that what was said next corrects nothing")
 NO_HINT_SOURCE = HintChoice((), answered=True, why="nothing says what to do better")
 
@@ -218,6 +219,8 @@ class Evaluator:
         evidence = hint_evidence(self._case.evidence, self._signal)
         if evidence is None:
             return NOT_SPOKEN
+        if await self._collector.votes_off():
+            return WEAK_JUDGE
         hints = await self._collector.hints(self._case.hint_kind, evidence)
         count_answers(self._counts, "hint", hints)
         return choose_hints(hints, evidence, self._signal.hints_needed, from_tools=rests_on_tools(self._signal))

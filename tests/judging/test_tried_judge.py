@@ -14,7 +14,7 @@ from clawloop.core.contracts.turns import TurnOutcome
 from clawloop.core.judging.prompts import AnswerForm
 from clawloop.core.judging.quality import JudgeTrial, Quality
 from clawloop.core.judging.voting import Vote
-from clawloop.core.recipes.recipe import WITHOUT_JUDGE, Recipe
+from clawloop.core.recipes.recipe import DEFAULT_RECIPE, WITHOUT_JUDGE, Recipe
 from clawloop.core.settings import Settings
 from db.judging.trials import PostgresTrialStore
 from db.serving.directory import PostgresDirectoryStore
@@ -65,8 +65,22 @@ async def test_a_judge_whose_votes_teach_nothing_is_asked_for_none(binary_bench:
     await keep_trial(binary_bench, AnswerForm.GRAMMAR, BAD, None)
     outcome, verdict, why = await judge_one(binary_bench)
     assert (outcome, verdict) == (TurnOutcome.UNJUDGED, None)
-    assert "votes are off: tiny agrees with labelled phrases by a kappa of 0.10, and 0.4 is needed" in why
+    assert "votes and hints are off: tiny agrees with labelled phrases by a kappa of 0.10, and 0.4 is needed" in why
     assert "choose another judge" in why
+    assert binary_bench.judge.requests == []
+
+
+@pytest.mark.parametrize("verdicts", [True, False])
+async def test_a_judge_whose_votes_teach_nothing_is_asked_for_no_hint_either(
+    binary_bench: Bench, verdicts: bool
+) -> None:
+    await keep_trial(binary_bench, AnswerForm.GRAMMAR, BAD, None)
+    signal = DEFAULT_RECIPE.signal.model_copy(update={"verdicts": verdicts, "at_least_one": False})
+    await set_recipe(binary_bench, DEFAULT_RECIPE.model_copy(update={"signal": signal}))
+    _, verdict, why = await judge_one(binary_bench)
+    assert verdict is None
+    assert "no hint: the judge is too weak to be asked" in why
+    assert why.count("votes and hints are off: tiny") == 1
     assert binary_bench.judge.requests == []
 
 
@@ -100,7 +114,7 @@ async def test_the_command_measures_a_judge_and_says_that_its_votes_are_off(bina
     assert done.returncode == 0, done.stderr
     assert "form: grammar (model tiny, " in done.stdout
     assert "kappa 0.00, on 100 phrases that decided nothing" in done.stdout
-    assert "votes are off: tiny agrees with labelled phrases by a kappa of 0.00" in done.stdout
+    assert "votes and hints are off: tiny agrees with labelled phrases by a kappa of 0.00" in done.stdout
     kept = await PostgresTrialStore(bench.database).newest()
     assert kept is not None
     assert set(kept.by_form) == {"grammar", "examples", "examples, calibrated"}

@@ -114,12 +114,12 @@ class JudgeTrial:
 
     @property
     def votes_off(self) -> str | None:
-        """The reason to ignore this judge's votes; None if they count."""
+        """The reason not to ask this judge for votes and hints; None if they count."""
         best = max(found.kappa for found in self.by_form.values())
         if best >= LEAST_KAPPA:
             return None
         return (
-            f"votes are off: {self.judge} agrees with labelled phrases by a kappa of {best:.2f}, and {LEAST_KAPPA:g} is"
+            f"votes and hints are off: {self.judge} agrees with labelled phrases by a kappa of {best:.2f}, and {LEAST_KAPPA:g} is"
             " needed: learn by the recipe `hindsight`, which asks none, or choose another judge (`clawloop judge try`"
             " shows how good one is)"
         )
