@@ -120,8 +120,8 @@ class JudgeTrial:
             return None
         return (
             f"votes and hints are off: {self.judge} agrees with labelled phrases by a kappa of {best:.2f}, and"
-            f" {LEAST_KAPPA:g} is needed: learn by the recipe `hindsight`, which asks none, or choose another judge (`clawloop judge try`"
-            " shows how good one is)"
+            f" {LEAST_KAPPA:g} is needed: learn by the recipe `hindsight`, which asks none, or choose another judge"
+            " (`clawloop judge try` shows how good one is)"
         )
 
 
