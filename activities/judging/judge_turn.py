@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakValueDictionary
 
@@ -17,16 +18,19 @@ from temporalio import activity
 from activities.judging.evaluation import NOT_SPOKEN, Case, Evaluator, Render, count_answers
 from activities.judging.vote_collector import AnswerStore, Judge, VoteCollector
 from activities.notify import TrainingNotifier
+from clawloop.core.contracts.lessons import ShownLesson
 from clawloop.core.contracts.notices import Message
 from clawloop.core.contracts.sessions import TurnResult
 from clawloop.core.contracts.turns import TurnKind, TurnOutcome
 from clawloop.core.crash_points import CrashPoint, crash_point
-from clawloop.core.errors import ClawloopError, PermanentError
+from clawloop.core.errors import ClawloopError, JudgeRefused, PermanentError
 from clawloop.core.heartbeat import heartbeating
 from clawloop.core.ids import FeedbackId, JudgementId, SessionId, TurnId
 from clawloop.core.judging.next_state_lookup import find_next_state, judgeable_by
 from clawloop.core.judging.plan import Action, JudgingPlan, plan_judging
+from clawloop.core.judging.prompts import lesson_prompt, parse_relation
 from clawloop.core.judging.records import FinalizedJudgement, JudgingContext, OpenJudgement, Relation, TurnContext
+from clawloop.core.lessons.ledger import digest_of
 from clawloop.core.samples.decision import is_held_out
 from clawloop.core.turns.next_state import NextState
 
@@ -110,6 +114,9 @@ class Judged(Message):
 
 class JudgementStore(AnswerStore, Protocol):
     """Stores judgements, and each answer of a judge once."""
+
+    async def lessons(self, policy: str) -> Sequence[ShownLesson]:
+        """The newest lessons of a policy that are in its prompts or its weights, as many as a prompt may hold."""
 
     async def load_context(self, turn_id: TurnId) -> TurnContext | None:
         """A main turn, its neighbours and feedback; None for an unknown turn or a side turn."""
@@ -282,6 +289,7 @@ class JudgingActivities:
         if finalized.outcome is TurnOutcome.UNJUDGED and _has_verdict(context):
             # The stored votes wait for the next attempt, and the sweep notifies again of feedback not applied.
             return _stored_result(context, f"re-judging gave no verdict ({finalized.why}); the old one is kept: ")
+        finalized = await self._compared(case, judgement, finalized)
         crash_point(CrashPoint.VOTES_STORED)
         ready_policy = await self._store.finalize(judgement.id, finalized, [given.id for given in case.feedback])
         await self._training.notify(ready_policy)
@@ -289,6 +297,37 @@ class JudgingActivities:
         if is_silent and (said := await self._said_meanwhile(case)) is not None:
             return await self._judge_now(request, *said)
         return await self._finalized_result(plan, case, judgement, finalized)
+
+    async def _compared(
+        self, case: Case, judgement: OpenJudgement, finalized: FinalizedJudgement
+    ) -> FinalizedJudgement:
+        """The judgement whose correction, if it has one, names the lesson that it repeats or takes the place of.
+
+        A judge says so. Without one nothing does: people replace lessons.
+
+        Raises:
+            JudgeUnavailable: retry later.
+        """
+        correction, signal = finalized.correction, judgement.recipe.signal
+        if correction is None or not signal.asks_for_hints or case.give_up is not None:
+            return finalized
+        policy, turn_id = case.record.policy, case.record.turn_id
+        known = await self._store.lessons(policy)
+        if not known or digest_of(correction.text) in {digest_of(lesson.text) for lesson in known}:
+            return finalized
+        form = await self._judge.form(policy, signal.judge_form)
+        prompt = lesson_prompt(turn_id, [lesson.text for lesson in known], correction.text, form)
+        try:
+            answers = await self._judge.answers(policy, prompt, 1, 0.0)
+        except JudgeRefused:
+            return finalized
+        found = parse_relation(answers[0].text, prompt) if answers and not answers[0].cut else None
+        if found is None or found[1] not in range(len(known)):
+            return finalized
+        relation, other = found[0], known[found[1]].id
+        is_same = relation == "same"
+        related = replace(correction, repeats=other if is_same else None, replaces=None if is_same else other)
+        return replace(finalized, correction=related)
 
     async def _said_meanwhile(self, case: Case) -> tuple[TurnContext, NextState] | None:
         """The case again with what the user said behind its tools; None if that comes later, and has it judged again.

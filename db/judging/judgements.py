@@ -13,6 +13,7 @@ from sqlalchemy import and_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import aliased
 
+from clawloop.core.contracts.lessons import ShownLesson
 from clawloop.core.contracts.sessions import TurnResult
 from clawloop.core.contracts.training import UNTAKEN
 from clawloop.core.contracts.turns import MatchedBy, TurnOutcome
@@ -41,6 +42,7 @@ from db.group_commit import Answer, GroupCommit, limit_lock_wait
 from db.judging.finalize import Finalizing, finalize
 from db.judging.tables import newest_judgement
 from db.judging.votes import Hints, Votes, insert_direct_vote, insert_hints, insert_votes, read_open
+from db.lessons.ledger import read_lessons_in_force
 from db.tables import FeedbackRow, JudgementRow, SampleRow, TurnRow
 from db.training.recipes import recipe_by_hash
 from db.training.samples import read_trained_turns
@@ -248,6 +250,10 @@ class PostgresJudgementStore(PostgresStore):
             return await read_open(connection, JudgementId(row.id), row.recipe_hash, hint_kind)
         opening = Opening(turn_id, next_turn_id, evidence_hash, hint_kind, row.revision + 1)
         return await open_judgement(connection, opening)
+
+    @transaction
+    async def lessons(self, connection: AsyncConnection, policy: str) -> list[ShownLesson]:
+        return await read_lessons_in_force(connection, policy)
 
     async def store_votes(
         self, judgement: JudgementId, votes: Sequence[StoredVote], replies: Mapping[int, JudgeReply] | None = None

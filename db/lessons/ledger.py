@@ -21,13 +21,14 @@ from clawloop.core.contracts.lessons import (
     LessonSource,
     LessonState,
     PolicyLessons,
+    ShownLesson,
     Yardstick,
 )
 from clawloop.core.contracts.training import SampleState
 from clawloop.core.contracts.turns import TurnKind, TurnOutcome
 from clawloop.core.errors import ContentUnreadable, EncryptionKeyMissing, NotFound, StateConflict
 from clawloop.core.ids import LessonId, SampleId, TurnId, new_lesson_id
-from clawloop.core.lessons.ledger import MOST_LESSONS, LessonBook, digest_of, read_lesson, require_change
+from clawloop.core.lessons.ledger import MOST_LESSONS, MOST_SHOWN, LessonBook, digest_of, read_lesson, require_change
 from clawloop.core.lessons.yardstick import read_yardstick, why_grown, why_learned
 from clawloop.core.recipes.lessons import Lessons
 from clawloop.core.samples.decision import LESSON_ERASED, PREFIX
@@ -177,24 +178,44 @@ async def read_policy_lessons(connection: AsyncConnection) -> dict[str, PolicyLe
     return found
 
 
+async def read_lessons_in_force(connection: AsyncConnection, policy: str) -> list[ShownLesson]:
+    """The newest lessons that are active or learned, at most as many as a prompt may hold, oldest first."""
+    states = [LessonState.ACTIVE, LessonState.LEARNED]
+    kept = select(LessonRow.__table__).where(LessonRow.policy == policy, LessonRow.state.in_(states))
+    newest = await connection.execute(kept.order_by(LessonRow.id.desc()).limit(MOST_SHOWN))
+    return [ShownLesson(LessonId(row.id), row.text) for row in opened(connection, newest, lessons="id")][::-1]
+
+
 async def add_correction(
     connection: AsyncConnection, policy: str, correction: Correction, turn_id: TurnId, shown_by: TurnId | None
 ) -> None:
-    """Make a lesson of a correction, unless one with its words is there in any state, or the policy has as many as it
-    can have. The policy must be locked.
+    """Make a lesson of a correction, unless one that says the same is there in any state, or the policy has as many as
+    it can have. The policy must be locked.
 
-    A learned lesson with these words is active again: what was learned does not hold.
+    A learned lesson that says the same is active again: what was learned does not hold. So is one that was superseded,
+    where the correction now takes the place of another.
 
     Args:
         turn_id: the turn that was corrected.
         shown_by: the turn that holds the correction; None: a comment does.
     """
     same = await _same(connection, policy, correction.text)
-    if same is not None and same.state is LessonState.LEARNED:
-        await _change(connection, policy, same, LessonState.ACTIVE, "learned, and the user asked for it again")
-    elif same is None and not await _is_full(connection, policy):
+    if same is None and correction.repeats is not None:
+        same = await _read(connection, policy, correction.repeats)
+    before = None if correction.replaces is None else await _read(connection, policy, correction.replaces)
+    if same is None and not await _is_full(connection, policy):
         why = "taken from a hint" if correction.source is LessonSource.HINT else "taken from the user's own words"
-        await _insert(connection, policy, correction.text, correction.source, why, (turn_id, shown_by))
+        newer = await _insert(connection, policy, correction.text, correction.source, why, (turn_id, shown_by))
+    elif same is not None and (same.state is LessonState.LEARNED or (same.state is LessonState.SUPERSEDED and before)):
+        await _change(
+            connection, policy, same, LessonState.ACTIVE, f"{same.state.value}, and the user asked for it again"
+        )
+        newer = same.id
+    else:
+        return
+    if before is not None and before.state in (LessonState.ACTIVE, LessonState.LEARNED):
+        why = "the judge found that a newer correction takes its place"
+        await _change(connection, policy, before, LessonState.SUPERSEDED, why, newer)
 
 
 async def follow_version(connection: AsyncConnection, policy: str, active: int) -> None:

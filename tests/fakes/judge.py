@@ -34,6 +34,7 @@ class FakeJudge:
     Attributes:
         votes: the next votes; the last one is repeated. A string is sent unchanged.
         hint: the hint of each answer; None: no hint.
+        relation: of a new lesson to those that are there.
         withheld: how many of the first answers give no hint.
         mode: `well`, or how it fails: a status like `429`, `hang`, `nonsense`, `html`, `huge`, `one` (ignores n).
         gate: answers wait for it.
@@ -54,6 +55,7 @@ class FakeJudge:
     url: str = ""
     votes: list[int | str] = field(default_factory=lambda: [1])
     hint: str | None = None
+    relation: str = "new"
     withheld: int = 0
     mode: str = "well"
     leaving: asyncio.Event = field(default_factory=asyncio.Event)
@@ -76,8 +78,8 @@ class FakeJudge:
     direct: dict[str, float] | None = field(default_factory=lambda: {"1": -0.2, "-": -2.0, "0": -3.0})
 
     def asked(self, what: str) -> list[dict[str, Any]]:
-        """The questions for votes or hints."""
-        words = {"vote": "You judge one reply", "hint": "You find out"}[what]
+        """The questions for votes, hints or the relation of a lesson to others."""
+        words = {"vote": "You judge one reply", "hint": "You find out", "relation": "You keep notes"}[what]
         return [body for body in self.requests if str(body["messages"][0]["content"]).startswith(words)]
 
     async def chat(self, request: Request) -> Response:
@@ -129,6 +131,9 @@ class FakeJudge:
         if str(body["messages"][0]["content"]).startswith("You find out"):
             self.withheld -= 1
             return f"no hint {mark}" if self.hint is None or self.withheld >= 0 else f"hint {mark}: {self.hint}"
+        if str(body["messages"][0]["content"]).startswith("You keep notes"):
+            asked = re.search(r'"note (\w+):', question)
+            return self.relation if asked is None else f"I compared them.\nnote {asked[1]}: {self.relation}"
         vote = self.votes.pop(0) if len(self.votes) > 1 else self.votes[0]
         if isinstance(vote, str):
             return vote

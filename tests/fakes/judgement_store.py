@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from clawloop.core.algorithms.rewards import RunningMean
+from clawloop.core.contracts.lessons import ShownLesson
 from clawloop.core.contracts.sessions import FeedbackEffect, SessionState, TurnResult
 from clawloop.core.contracts.training import UNTAKEN, SampleState
 from clawloop.core.contracts.turns import StoredTurn, TurnKind, TurnOutcome
@@ -139,6 +140,9 @@ class FakeJudgementStore:
             other_evidence = self._is_erased(newest.next_turn_id) or (nothing_followed and next_turn_id is not None)
             revision = newest.revision + (newest.sample not in _OPEN or other_evidence)
         return await self.open(turn_id, next_turn_id, evidence_hash, hint_kind, revision)
+
+    async def lessons(self, policy: str) -> list[ShownLesson]:
+        return []
 
     async def store_votes(
         self, judgement: JudgementId, votes: Sequence[StoredVote], replies: Mapping[int, JudgeReply] | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Literal
 
 import httpx
 import pytest
@@ -113,6 +114,47 @@ async def test_a_hint_becomes_a_lesson(bench: Bench) -> None:
     first, second = bench.conversation("Add two numbers.", SAID)
     await bench.judge_turn(await bench.insert(first, second), second)
     assert await texts(bench) == [("Write Python, in few lines.", LessonSource.HINT)]
+
+
+async def taught(bench: Bench, hint: str, relation: str) -> dict[str, str]:
+    """The states of the lessons once a judge found this hint, and this relation of it to those that are there."""
+    bench.judge.votes, bench.judge.hint, bench.judge.relation = [-1], hint, relation
+    first, second = bench.conversation(f"Add {len(bench.judge.requests)} numbers.", SAID)
+    (result,) = await bench.judge_turn(await bench.insert(first, second), second)
+    assert result.outcome is TurnOutcome.SAMPLED
+    return {lesson.text: lesson.state.value for lesson in (await book(bench)).lessons}
+
+
+@pytest.mark.parametrize("form", ["grammar", "free"])
+async def test_a_taste_that_changes_takes_the_place_of_the_lesson_before_and_may_change_back(
+    bench: Bench, form: Literal["grammar", "free"]
+) -> None:
+    await set_recipe(bench, HINTS.model_copy(update={"signal": Signal(judge_form=form)}))
+    python, script, short = (
+        "Write all code in Python.",
+        "Write all code in JavaScript.",
+        "Keep replies under ten lines.",
+    )
+    assert await taught(bench, python, "instead of 9") == {python: "active"}
+    assert bench.judge.asked("relation") == []  # there was none to compare with
+    assert await taught(bench, short, "new") == {python: "active", short: "active"}
+    changed = {python: "superseded", short: "active", script: "active"}
+    assert await taught(bench, script, "instead of 1") == changed
+    (old, _, new) = (await book(bench)).lessons
+    assert (old.superseded_by, old.why) == (new.id, "the judge found that a newer correction takes its place")
+    asked = len(bench.judge.asked("relation"))
+    assert await taught(bench, script.upper(), "instead of 1") == changed
+    assert len(bench.judge.asked("relation")) == asked  # the same words need no judge
+    assert await taught(bench, python, "instead of 2") == {python: "active", short: "active", script: "superseded"}
+    assert await violations(bench.database) == []
+
+
+@pytest.mark.parametrize(("relation", "lessons"), [("same 1", 1), ("same 2", 2), ("no idea", 2), ("instead of 0", 2)])
+async def test_what_a_lesson_says_already_makes_no_second_one(bench: Bench, relation: str, lessons: int) -> None:
+    await set_recipe(bench, HINTS)
+    await taught(bench, "Keep replies under ten lines.", "new")
+    states = await taught(bench, "Answer briefly, within some lines.", relation)
+    assert list(states.values()) == ["active"] * lessons
 
 
 @pytest.mark.parametrize(

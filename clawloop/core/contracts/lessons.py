@@ -140,11 +140,15 @@ class Correction:
 
     Args:
         commented: a comment on the reply says it, and no message.
+        repeats: the lesson that asks for the same in other words.
+        replaces: the lesson that it contradicts, or says more exactly.
     """
 
     text: str
     source: LessonSource
     commented: bool = False
+    repeats: LessonId | None = None
+    replaces: LessonId | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -272,3 +272,53 @@ def preference(as_first: Choice | None, as_second: Choice | None) -> int:
     if (as_first, as_second) == ("first", "second"):
         return 1
     return -1 if (as_first, as_second) == ("second", "first") else 0
+
+
+# Lessons --------------------------------------------------------------------------------------------------------------
+# The question which of a policy's lessons a new one repeats or takes the place of.
+
+LESSON_INSTRUCTION = f"""\
+You keep notes of how an assistant's user wants its replies, and compare a new note with those that are there.
+{EVIDENCE_RULE}
+same N: the new note asks for the same as note N.
+instead of N: the new note contradicts note N, or says more exactly what note N says.
+new: neither is so of any note."""
+_ASK_RELATION = (
+    'You may think first. End with the line "note {mark}: ANSWER", where ANSWER is new, same N or instead of N.'
+)
+_ASK_BARE_RELATION = "Answer with new, same N or instead of N only."
+
+
+def lesson_prompt(key: TurnId, notes: Sequence[str], said: str, form: AnswerForm = AnswerForm.FREE) -> JudgePrompt:
+    """The prompt for the relation of a new lesson to those that are there.
+
+    Args:
+        key: makes the mark of the prompt.
+    """
+    mark = choose_mark(key, [*notes, said])
+    named = [*((f"note {number}", note) for number, note in enumerate(notes, 1)), ("new note", said)]
+    shown = "\n".join(f"<{name} {mark}>\n{harmless(text)}\n</{name} {mark}>" for name, text in named)
+    is_bare = form is not AnswerForm.FREE
+    choices = ["new", *(f"{word} {number}" for word in ("same", "instead of") for number in range(1, len(notes) + 1))]
+    ask = _ASK_BARE_RELATION if is_bare else _ASK_RELATION
+    return JudgePrompt(
+        messages=[
+            {"role": "system", "content": LESSON_INSTRUCTION},
+            {"role": "user", "content": f"{shown}\n{ask.format(mark=mark)}"},
+        ],
+        mark=mark,
+        form=AnswerForm.GRAMMAR if is_bare else form,
+        structured_outputs={"choice": [*choices]} if is_bare else None,
+    )
+
+
+def parse_relation(answer: str, prompt: JudgePrompt) -> tuple[Literal["same", "instead of"], int] | None:
+    """How the new lesson relates to one that is there, and the place of that one, from 0; None: to none, or the answer
+    cannot be read."""
+    text = without_leading_thinking(answer).strip(" \t\r\n*_`\"'.")
+    line = text.rpartition("\n")[2][-_LONGEST_LINE:].casefold()
+    before = "" if prompt.form is AnswerForm.GRAMMAR else rf"note\W{{0,4}}{prompt.mark}\W{{0,4}}"
+    found = re.fullmatch(rf"{before}(same|instead of) (\d{{1,3}})", line)
+    if found is None:
+        return None
+    return ("same" if found[1] == "same" else "instead of"), int(found[2]) - 1
