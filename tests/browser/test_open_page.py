@@ -26,13 +26,13 @@ async def test_what_is_shown_grows_old_with_the_hours(
     await page.recorder.chat("s1", "Hello")
     await step(page.learning, 1)
     async with logged_in(browser, page) as (tab, errors):
-        made = tab.locator("#history tr", has=tab.get_by_role("link", name="v1")).locator("td").first
+        made = tab.locator("#history tr", has=tab.get_by_role("link", name="v1")).locator("th")
         await expect(made).to_be_visible(timeout=PATIENT_MILLISECONDS)
         assert "hour" not in await made.inner_text()
         await tab.evaluate("window.stays = true")
         # Nothing happens in the ledger: time passes.
         await page.learning.execute("UPDATE versions SET created_at = created_at - interval '1 hour'")
-        await expect(made).to_have_text("1 hour ago", timeout=PATIENT_MILLISECONDS)
+        await expect(made).to_contain_text("1 hour ago", timeout=PATIENT_MILLISECONDS)
         assert await tab.evaluate("window.stays") is True
         assert errors == []
 
