@@ -81,7 +81,7 @@ async def test_how_good_the_judge_is_is_shown_where_it_was_tried(page: Page) -> 
         text = html.unescape(await shown(visitor))
         assert "small votes rightly on 41 of 100 phrases that decided nothing (kappa 0.00)" in text
         assert "in the form examples with biases of -1.50 for 1" in text
-        assert "Votes are off: small agrees with labelled phrases by a kappa of 0.00" in text
+        assert "Votes and hints are off: small agrees with labelled phrases by a kappa of 0.00" in text
 
 
 async def test_probes_are_added_and_removed(page: Page) -> None:
