@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import socket
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,7 +25,7 @@ from api.chat.fields import sort_fields
 from api.chat.grammar_slots import GrammarSlots
 from api.chat.key_limits import KeyLimiter, StoredBytes
 from api.dependencies import Limits
-from api.http_protocol import HEAD_BYTES, HEAD_LINES
+from api.http_protocol import HEAD_BYTES, HEAD_LINES, BoundedHttpProtocol
 from clawloop.core.contracts.serving import ApiKey, KeyLimits, Scope
 from clawloop.core.errors import RequestRejected, StoreUnavailable
 from clawloop.core.ids import ApiKeyId, new_api_key_id, new_episode_id
@@ -611,11 +612,19 @@ async def test_a_client_that_takes_nothing_of_its_answers_is_cut_off(
     monkeypatch.setattr(api.http_protocol, "STALLED_SECONDS", 2.0)
     host, port = gateway.url.removeprefix("http://").split(":")
     many = 200  # 50 MB of answers: more than the kernel keeps for a connection, and 4 s with the pauses
+    ended = threading.Event()
+    lost = BoundedHttpProtocol.connection_lost
+
+    def lose(protocol: BoundedHttpProtocol, error: Exception | None) -> None:
+        lost(protocol, error)
+        ended.set()
+
+    monkeypatch.setattr(BoundedHttpProtocol, "connection_lost", lose)
     with socket.socket() as client:
         client.settimeout(20)
         client.connect((host, int(port)))
         client.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * many)
-        await asyncio.sleep(0 if reads else 6)
+        assert reads or await asyncio.to_thread(ended.wait, 120)
         received = await asyncio.to_thread(_answers, client, many, 0.02 if reads else 0)
     assert (received == many) is reads
 
