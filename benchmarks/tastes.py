@@ -146,15 +146,6 @@ ARMS: Mapping[str, Recipe] = {
     "hybrid": _arm(DEFAULT_RECIPE),
     "hybrid, no control": _arm(DEFAULT_RECIPE, advantage={"control": False}),
     "hybrid, no rewards": _arm(DEFAULT_RECIPE, advantage={"verdict_weight": 0.0}),
-    "hybrid, rewards 1": _arm(DEFAULT_RECIPE, advantage={"verdict_weight": 1.0}),
-    "hybrid, k 20": _arm(DEFAULT_RECIPE, distillation={"top_k": 20}),
-    "hybrid, C 2": _arm(DEFAULT_RECIPE, advantage={"opd_clip": 2.0}),
-    "hybrid, overlap": _arm(DEFAULT_RECIPE, distillation={"top_k_of": "overlap"}),
-    "hybrid, shortest": _arm(DEFAULT_RECIPE, distillation={"hint_choice": "shortest"}),
-    "hybrid, longest": _arm(DEFAULT_RECIPE, distillation={"hint_choice": "longest"}),
-    "hybrid, token": _arm(DEFAULT_RECIPE, distillation={"hint_choice": "token_optimal"}),
-    "hybrid, no pull": _arm(DEFAULT_RECIPE, loss={"kl": 0.0}),
-    "combined": _arm(_COMBINED, advantage={"spare_unlikely": 1.0}),
     "binary": _arm(_BINARY),
     "hindsight": _arm(WITHOUT_JUDGE),
     "hindsight, no control": _arm(WITHOUT_JUDGE, advantage={"control": False}),
@@ -178,11 +169,26 @@ ARMS: Mapping[str, Recipe] = {
     "combined, demo's pace": _demos_pace(_COMBINED, advantage={"spare_unlikely": 1.0}),
     "binary, demo's pace": _demos_pace(_BINARY),
     "hindsight, demo's pace": _demos_pace(WITHOUT_JUDGE, distillation=NEAR),
-    "hindsight, centred": _arm(WITHOUT_JUDGE, advantage={"control": False, "centre_gap": True}),
+    "hindsight, centred, demo's pace": _demos_pace(
+        WITHOUT_JUDGE, distillation=NEAR, advantage={"control": False, "centre_gap": True}
+    ),
+    "hybrid, rewards 1, demo's pace": _demos_pace(DEFAULT_RECIPE, advantage={"verdict_weight": 1.0}),
+    "hybrid, k 20, demo's pace": _demos_pace(DEFAULT_RECIPE, distillation={"top_k": 20}),
+    "hybrid, C 2, demo's pace": _demos_pace(DEFAULT_RECIPE, advantage={"opd_clip": 2.0}),
+    "hybrid, overlap, demo's pace": _demos_pace(DEFAULT_RECIPE, distillation={"top_k_of": "overlap"}),
+    "hybrid, shortest, demo's pace": _demos_pace(DEFAULT_RECIPE, distillation={"hint_choice": "shortest"}),
+    "hybrid, longest, demo's pace": _demos_pace(DEFAULT_RECIPE, distillation={"hint_choice": "longest"}),
+    "hybrid, token, demo's pace": _demos_pace(DEFAULT_RECIPE, distillation={"hint_choice": "token_optimal"}),
+    "hybrid, spare end, demo's pace": _demos_pace(DEFAULT_RECIPE, distillation={"spare_end": True}),
+    "combined, rewards 0.1, demo's pace": _demos_pace(
+        _COMBINED, advantage={"spare_unlikely": 1.0, "verdict_weight": 0.1}
+    ),
 }
 _COMPARED = ("taste", "facts")
 _FIGURES = (*_COMPARED, "words", "ended", "loops")
-FIRST = ("hybrid", "hybrid, no control", "combined", "binary", "hindsight")
+FIRST = tuple(
+    f"{recipe}, demo's pace" for recipe in ("hybrid", "hybrid, no rewards", "combined", "binary", "hindsight")
+)
 
 
 # Model ----------------------------------------------------------------------------------------------------------------
