@@ -324,9 +324,9 @@ class JudgingActivities:
         found = parse_relation(answers[0].text, prompt) if answers and not answers[0].cut else None
         if found is None or found[1] not in range(len(known)):
             return finalized
-        relation, other = found[0], known[found[1]].id
-        is_same = relation == "same"
-        related = replace(correction, repeats=other if is_same else None, replaces=None if is_same else other)
+        other = known[found[1]].id
+        is_same = found[0] == "same"
+        related = replace(correction, repeats=other) if is_same else replace(correction, replaces=other)
         return replace(finalized, correction=related)
 
     async def _said_meanwhile(self, case: Case) -> tuple[TurnContext, NextState] | None:

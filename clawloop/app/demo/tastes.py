@@ -26,7 +26,7 @@ MOST_BEFORE = 0.6
 """A taste that the base model meets more often than this is no person's: there would be little to learn."""
 LEAST_TOLD = 0.25
 """A taste is learned only if being told makes this share of replies more meet it, since the teacher is the model that
-was told. What SmolLM2-135M learned gained 35 to 56 points by being told, what it did not learn 19 at most."""
+was told. By that SmolLM2-135M's brief replies, which it learned, gained 35 to 56 points, all others 22 at most."""
 _HELD_OUT_EVERY = 6  # every sixth subject is for measuring only
 _MOST_WORDS, _LEAST_WORDS = 40, 3  # of a brief reply; fewer are no answer
 _LEAST_PROSE = 8  # words: "yes." is no prose
