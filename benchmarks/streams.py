@@ -4,6 +4,9 @@ On one engine after another, on the CPU and with the same model: prompts read wh
 were started once; and prompts read in pieces and chats first, as `clawloop up` starts them. Each engine is asked the
 same twice: streams alone, and streams beside a judge that asks one long question after another and a new chat every
 other second. Run as `make bench ARGS="streams FOLDER"`.
+
+With `--adapter` the tokens/s of one, four and sixteen streams of the base model and of an adapter of rank 16 are
+compared instead, without and with Clawloop's plugin of vLLM.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ from rich.table import Table
 from benchmarks.processes import free_port
 from benchmarks.report import load_now
 from clawloop.serving.endpoints import JUDGE_BEHIND, place_in_queue
+from clawloop.training.model.port import LoraShape
+from tests.e2e.adapters import random_versions
 from tests.e2e.conftest import running_engine
 from tests.engine_options import engine_options
 
@@ -55,6 +60,7 @@ class Way:
     name: str
     further: tuple[str, ...]
     of_judge: Callable[[], dict[str, int]]
+    seeded: bool = True  # without the plugin a `seed` in a prompt that is read in pieces ends the engine
 
 
 WAYS = (
@@ -124,8 +130,7 @@ class Client:
     def _body(self, prompt: Sequence[int], tokens: int) -> dict[str, Any]:
         return {
             "model": self._model, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0.6,
-            "seed": len(prompt),
-        }  # fmt: skip
+        } | ({"seed": len(prompt)} if self._way.seeded else {})  # fmt: skip
 
 
 async def measured(url: str, model: str, way: Way, tokens: int) -> list[dict[str, Any]]:
@@ -162,12 +167,74 @@ async def _beside(client: Client, seen: Seen, judging: bool) -> AsyncIterator[No
                 raise ended
 
 
+# Adapters -------------------------------------------------------------------------------------------------------------
+
+ADAPTER_RANK, AT_ONCE = 16, (1, 4, 16)
+PLUGINS = {"without the plugin": "", "with it": "clawloop"}
+
+
+async def adapters_measured(url: str, base: str, adapter: Path, tokens: int) -> list[dict[str, Any]]:
+    """Tokens/s of the base model and of the adapter, by the number of streams."""
+    way = Way("adapters", (), place_in_queue, seeded=False)
+    timeout = aiohttp.ClientTimeout(total=None)
+    lines: list[dict[str, Any]] = []
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        loaded = {"lora_name": adapter.name, "lora_path": str(adapter)}
+        async with session.post(f"{url}/v1/load_lora_adapter", json=loaded) as answer:
+            answer.raise_for_status()
+        for model in (base, adapter.name):
+            client = Client(session, url, model, way)
+            await client.stream(Seen(), 8)
+            for streams in AT_ONCE:
+                seen, began = Seen(), time.monotonic()
+                await asyncio.gather(*(client.stream(seen, tokens) for _ in range(streams)))
+                speed = seen.tokens / (time.monotonic() - began)
+                lines.append({"adapted": model != base, "streams": streams, "tokens_per_s": speed})
+    return lines
+
+
+def compare_adapters(options: argparse.Namespace) -> None:
+    """Print tokens/s by number of streams, and how much faster the plugin makes an adapter."""
+    table = Table("engine", "answered by", *(f"{streams} streams, tokens/s" for streams in AT_ONCE))
+    speeds: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        lora = LoraShape(ADAPTER_RANK, 2.0 * ADAPTER_RANK)
+        [version] = random_versions(options.model, Path(scratch) / "adapters", [1], lora)
+        adapter = Path(scratch) / "adapters" / version.path
+        for name, plugins in PLUGINS.items():
+            load = load_now()
+            planned = engine_options(options.model, free_port(), max_model_len=CONTEXT)
+            environment = {**planned.environment, "VLLM_PLUGINS": plugins}
+            engine = replace(planned, further=_CACHE, environment=environment)
+            with running_engine(options.model, engine, Path(scratch) / f"{plugins}.log") as url:
+                base = options.model.resolve().name
+                lines = asyncio.run(adapters_measured(url, base, adapter, options.tokens))
+            with options.out.open("a", encoding="utf-8") as file:
+                for line in lines:
+                    text = {"model": options.model.name, "load_before": load, "way": name, **line}
+                    file.write(f"{json.dumps(text)}\n")
+            for adapted in (False, True):
+                found = [line["tokens_per_s"] for line in lines if line["adapted"] is adapted]
+                table.add_row(name, "adapter" if adapted else "base model", *(f"{speed:.1f}" for speed in found))
+                if adapted:
+                    speeds[name] = found
+    console = Console(width=140)
+    console.print(table)
+    before, now = speeds.values()
+    ratios = ", ".join(f"{after / first:.2f}" for first, after in zip(before, now, strict=True))
+    console.print(f"an adapter's tokens/s with the plugin to without: {ratios}", highlight=False)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks streams", description="streams while a judge's prompts are read")
     parser.add_argument("model", type=Path, help="folder of the model: clawloop model fetch smollm2 prints it")
     parser.add_argument("--tokens", type=int, default=200, help="of each stream")
     parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--adapter", action="store_true", help="compare an adapter's speed without and with the plugin")
     options = parser.parse_args()
+    if options.adapter:
+        compare_adapters(options)
+        return
     table = Table("engine", "beside", *COLUMNS.values())
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:

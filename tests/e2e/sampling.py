@@ -24,7 +24,7 @@ MARK = "sampled "
 
 
 def sample(model: str, dtype: str, adapter: str, prompts: list[list[int]]) -> Iterator[dict[str, Any]]:
-    """Of each prompt, a reply by the base model and one by the adapter."""
+    """Of each prompt, a reply by the base model and one by the adapter, all of them computed together."""
     # The variables have to be set before.
     from vllm import LLM, SamplingParams
     from vllm.lora.request import LoRARequest
@@ -44,14 +44,15 @@ def sample(model: str, dtype: str, adapter: str, prompts: list[list[int]]) -> It
         generation_config="vllm",
     )
     params = SamplingParams(temperature=TEMPERATURE, max_tokens=TOKENS, ignore_eos=True, logprobs=0, seed=1)
-    inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
-    for lora in (None, LoRARequest("one", 1, adapter)):
-        answers = llm.generate(inputs, params, lora_request=lora, use_tqdm=False)
-        for prompt, answer in zip(prompts, answers, strict=True):
-            [reply] = answer.outputs
-            tokens = list(reply.token_ids)
-            chosen = [position[token].logprob for position, token in zip(reply.logprobs, tokens, strict=True)]
-            yield {"adapted": lora is not None, "prompt": prompt, "tokens": tokens, "logprobs": chosen}
+    one = LoRARequest("one", 1, adapter)
+    asked = [(prompt, lora) for prompt in prompts for lora in (None, one)]
+    inputs = [{"prompt_token_ids": prompt} for prompt, _ in asked]
+    answers = llm.generate(inputs, params, lora_request=[lora for _, lora in asked], use_tqdm=False)
+    for (prompt, lora), answer in zip(asked, answers, strict=True):
+        [reply] = answer.outputs
+        tokens = list(reply.token_ids)
+        chosen = [position[token].logprob for position, token in zip(reply.logprobs, tokens, strict=True)]
+        yield {"adapted": lora is not None, "prompt": prompt, "tokens": tokens, "logprobs": chosen}
 
 
 def main() -> None:

@@ -1,0 +1,65 @@
+"""vLLM finds the plugin that its processes need on a CPU, and computes as the plugin says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+# As vLLM's engine and worker processes do when they start.
+WAITS = """
+import os
+from vllm.plugins import load_general_plugins
+load_general_plugins()
+from vllm.distributed.device_communicators import shm_broadcast
+def refused():
+    raise SystemExit("it yields")
+os.sched_yield = refused
+shm_broadcast.sched_yield()
+print("it sleeps")
+"""
+
+# Two slots with an adapter each; tokens of the first, of the base model (-1), of the second, of the base model.
+ADAPTS = """
+import torch
+from vllm.plugins import load_general_plugins
+load_general_plugins()
+from vllm.lora.layers import LoRAMapping
+from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+torch.manual_seed(0)
+sizes, rank, width, ids = (6, 4), 3, 5, (7, 7, 0, 8, 0, 0)
+a = tuple(torch.randn(2, 1, rank, width) for _ in sizes)
+b = tuple(torch.randn(2, 1, size, rank) for size in sizes)
+wrapper = PunicaWrapperCPU(16, 16, "cpu")
+for dtype, near in ((torch.float32, 1e-5), (torch.bfloat16, 0.1)):
+    for asked in (ids, (0, 0, 0, 0, 0, 0)):
+        x, y = torch.randn(len(ids), width).to(dtype), torch.randn(len(ids), sum(sizes)).to(dtype)
+        wanted = y.double()
+        for token, adapter in enumerate(asked):
+            if adapter:
+                slot = (7, 8).index(adapter)
+                low = [each[slot, 0].double() @ x[token].double() for each in a]
+                wanted[token] += torch.cat([2.0 * each[slot, 0].double() @ of for each, of in zip(b, low)])
+        wrapper.update_metadata(LoRAMapping(asked, asked, is_prefill=True), [7, 8], 2, 100)
+        wrapper.add_lora_linear(y, x, a, b, 2.0, sizes)
+        assert torch.allclose(y.double(), wanted, atol=near, rtol=near), (dtype, asked, y, wanted)
+print("each token has its own")
+"""
+
+
+def _run(program: str) -> str:
+    # As in an installation: the entry point is found by the distribution's metadata.
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_an_engine_does_not_yield_in_a_loop() -> None:
+    assert _run(WAITS) == "it sleeps"
+
+
+@pytest.mark.slow
+def test_tokens_of_one_batch_get_the_adapter_they_asked_for_or_none() -> None:
+    assert _run(ADAPTS) == "each token has its own"
