@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks.options import at_least
 from clawloop.app.demo.comparison import corrected, p_value
 from clawloop.app.demo.sessions import as_notes
 from clawloop.app.demo.tastes import (
@@ -311,6 +312,7 @@ class Run:
     seed: int
     steps: int
     wish: Taste | None  # None: the seed draws it
+    verdict_every: int = 1  # of so many replies one gets a verdict; hints come with each complaint
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """What is measured before the first step, after every second and after the last."""
@@ -336,7 +338,7 @@ class Run:
                 for request, prompt, (ids, logprobs) in zip(some, prompts, replies, strict=True):
                     asked += 1
                     met.append(taste.is_met(self.served.answer(ids)))
-                    learned = self._learned(person, taste, request, ids)
+                    learned = self._learned(person, taste, request, ids, judged=asked % self.verdict_every == 0)
                     if learned is not None:
                         reward, hinted = learned
                         sample = BatchSample(
@@ -367,7 +369,7 @@ class Run:
                 yield line | self.exam.measured(taste, 32 if step == self.steps else 16)
 
     def _learned(
-        self, person: Person, taste: Taste, request: str, ids: Sequence[int]
+        self, person: Person, taste: Taste, request: str, ids: Sequence[int], *, judged: bool
     ) -> tuple[float | None, dict[int, list[int]]] | None:
         """Reward and hinted prompts of a reply; None if the recipe learns nothing from it."""
         signal = self.recipe.signal
@@ -377,7 +379,8 @@ class Run:
         if signal.teaches_by_message:
             reward, hints = reaction.thumb, () if reaction.thumb == 1 else next_message(reaction.text).texts
         else:
-            reward, hints = (1 if is_met else -1) if signal.verdicts else None, () if is_met else HINTS[taste]
+            reward = (1 if is_met else -1) if signal.verdicts and judged else None
+            hints = () if is_met else HINTS[taste]
         if not signal.hints:
             hints = ()
         messages: list[Message] = [{"role": "user", "content": request}]
@@ -468,6 +471,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="1", help="between commas; 1 to 99 are for tuning")
     parser.add_argument("--wish", type=Taste, choices=list(Taste), help="of each person; otherwise the seed draws it")
     parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--verdict-every", type=at_least(1), default=1, help="one of so many replies gets a verdict")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--told", action="store_true", help="what the model does when told a taste, and nothing else")
     options = parser.parse_args()
@@ -478,15 +482,19 @@ def main() -> None:
         for line in _all_told(served, exam):
             print(json.dumps(line), flush=True)
         return
+    sparse = "" if options.verdict_every == 1 else f", a verdict in {options.verdict_every}"
     for seed in map(int, options.seeds.split(",")):
         for arm in arms:
-            if (arm, seed, options.steps) in _done(options.out):
+            if (f"{arm}{sparse}", seed, options.steps) in _done(options.out):
                 continue
             served.take({}, 0.0)
             known = len(exam.known)
             began = time.monotonic()
-            for line in Run(served, exam, options.model, ARMS[arm], seed, options.steps, options.wish).lines():
-                whole = {"arm": arm, "seed": seed, "steps": options.steps, "known": known, **line}
+            run = Run(
+                served, exam, options.model, ARMS[arm], seed, options.steps, options.wish, options.verdict_every
+            )
+            for line in run.lines():
+                whole = {"arm": f"{arm}{sparse}", "seed": seed, "steps": options.steps, "known": known, **line}
                 text = json.dumps(whole | {"s": round(time.monotonic() - began)})
                 print(text, flush=True)
                 with options.out.open("a", encoding="utf-8") as file:
