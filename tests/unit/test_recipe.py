@@ -102,7 +102,7 @@ def test_the_combined_recipe_has_the_longest_hint_at_the_sampled_tokens() -> Non
         advantage=Advantage(spare_unlikely=1.0), loss=Loss(kl=0.1), optimiser=Optimiser(beta1=0.5, grad_clip=0.05)
     )
     assert combined == Recipe(
-        name="combined", train=spared, gate=Gate(held_out=0.1, content_loss=0.05, lr_backoff=0.25)
+        name="combined", train=spared, gate=Gate(held_out=0.1, lr_backoff=0.25)
     )
     assert (combined.train.uses_rewards, combined.train.uses_hints) == (True, True)
     assert combined.train.places_read([2, 0, 1]) == (0,)
@@ -142,7 +142,7 @@ def test_the_hash_depends_on_the_content_and_not_on_its_spelling() -> None:
 def test_the_hash_stays_the_same_from_release_to_release() -> None:
     # Samples wait in the store under these: when a change here is meant, waiting samples expire.
     assert Recipe(name="combined").signal.hash[:12] == "dfe1d7ba3ef8"
-    assert Recipe(name="combined").hash[:12] == "00422727805b"
+    assert Recipe(name="combined").hash[:12] == "f0f2881fa68a"
     grpo = next(load_recipe(path) for path in RECIPES if path.stem == "grpo")  # the one with [signal.overlong]
     assert grpo.signal.hash[:12] == "457c057b86a4"
 

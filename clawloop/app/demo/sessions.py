@@ -39,8 +39,8 @@ from clawloop.core.gate.general import (
     general_questions,
 )
 
-# Enough to keep the engine busy; more would only wait in its queue.
-_CONCURRENT_REQUESTS = 16
+# An engine takes 56 chats at once, and the more are computed together the less each costs.
+_CONCURRENT_REQUESTS = 48
 # A style that is never sampled cannot be learned: at the policy's 0.6 the disliked style dies out, and after a flip
 # none of 60 answers matched the new preference within 96 interactions.
 CHAT_TEMPERATURE = 1.0

@@ -48,7 +48,7 @@ class Gate(Table):
     """Ask each version general questions, those of ours that the base model knows: what a policy learns must not cost
     what its model knew. The base model is asked once, with 24 tokens each, and knows those of which both of two sampled
     answers are right; a model that knows fewer than 8 of them is not watched this way."""
-    content_loss: Annotated[float, Field(gt=0, le=1)] = 1.0
+    content_loss: Annotated[float, Field(gt=0, le=1)] = 0.05
     """A version is rejected if it answers more than this share of the probes with checked content wrongly that the base
     model answers rightly, less those of which the reverse holds; of an operator's probes and of the general ones each
     by themselves. Of the general ones the loss less its standard error counts, the square root of the number of answers

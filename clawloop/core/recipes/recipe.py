@@ -800,7 +800,7 @@ DEFAULT_RECIPE: Final = Recipe(
         optimiser=Optimiser(lr=1e-3, beta1=0.5, epsilon=1e-4, grad_clip=0.05),
         corrected_share=0.25,
     ),
-    gate=Gate(held_out=0.1, content_loss=0.05, lr_backoff=0.25),
+    gate=Gate(held_out=0.1, lr_backoff=0.25),
 )
 """The recipe of a new policy; equals deploy/recipes/hybrid.toml."""
 
