@@ -40,7 +40,7 @@ from clawloop.core.gate.general import (
 )
 
 # An engine takes 56 chats at once, and the more are computed together the less each costs.
-_CONCURRENT_REQUESTS = 48
+_CONCURRENT_REQUESTS = 32
 # A style that is never sampled cannot be learned: at the policy's 0.6 the disliked style dies out, and after a flip
 # none of 60 answers matched the new preference within 96 interactions.
 CHAT_TEMPERATURE = 1.0
