@@ -25,6 +25,7 @@ class Hub:
         cut_after: bytes of an answer to a request for weights after which the connection is cut, and the hub is out of
             order; None: never.
         out_of_order: it answers 500.
+        goes_on: while it is not set, weights are not sent.
         requests: methods, paths and ranges.
     """
 
@@ -34,6 +35,7 @@ class Hub:
     commit: str = COMMIT
     cut_after: int | None = None
     out_of_order: bool = False
+    goes_on: threading.Event = field(default_factory=threading.Event)
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
 
     def read(self, file: str) -> list[str | None]:
@@ -89,6 +91,8 @@ class _Handler(BaseHTTPRequestHandler):
         if name in self.server.hub.gated:
             self._send(403, b"{}", {"X-Error-Code": "GatedRepo"})
             return
+        if file.endswith(".safetensors"):
+            self.server.hub.goes_on.wait(120)
         content = (self.server.hub.models[name] / file).read_bytes()
         etag = hashlib.sha256(content).hexdigest()
         described = {"ETag": f'"{etag}"', "X-Repo-Commit": self.server.hub.commit, "Accept-Ranges": "bytes"}
@@ -116,6 +120,7 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def running_hub() -> Iterator[Hub]:
     hub = Hub()
+    hub.goes_on.set()
     server = _Server(hub)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -123,6 +128,7 @@ def running_hub() -> Iterator[Hub]:
     try:
         yield hub
     finally:
+        hub.goes_on.set()
         server.shutdown()
         server.server_close()
         thread.join()

@@ -32,10 +32,16 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
 
 def clawloop(hub: Hub, data: Path, *words: str, **settings: str) -> subprocess.CompletedProcess[str]:
     """A verb in a process of its own: the Hub's client reads its settings when it is imported."""
+    process = start(hub, data, *words, **settings)
+    out, err = process.communicate(timeout=120)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def start(hub: Hub, data: Path, *words: str, **settings: str) -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "CLAWLOOP_"))}
     environment |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(data / "home"), "HF_HUB_DISABLE_XET": "1"} | settings
     command = [sys.executable, "-m", "clawloop.app.cli.main", *words, "--data", str(data)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> str:
@@ -87,6 +93,24 @@ def test_a_download_that_was_cut_goes_on_where_it_ended(hub: Hub, tmp_path: Path
     assert span is not None
     assert int(span.removeprefix("bytes=").removesuffix("-")) >= 10 * 2**20
     assert (data / "models" / NAME / "model.safetensors").read_bytes() == weights.read_bytes()
+
+
+def test_of_two_processes_that_want_a_model_one_fetches_it_and_the_other_waits(hub: Hub, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    hub.goes_on.clear()
+    first = start(hub, data, "model", "fetch", NAME, HF_HUB_DOWNLOAD_TIMEOUT="120")
+    assert first.stderr is not None
+    assert "fetching" in first.stderr.readline()
+    second = start(hub, data, "plan", "--model", NAME)
+    assert second.stderr is not None
+    waits = f"{NAME} is being fetched (process {first.pid})"
+    assert second.stderr.readline() == f"{waits}: waiting until it ends\n"
+    assert f"{waits}: stop it first" in refusal(clawloop(hub, data, "model", "remove", NAME))
+    hub.goes_on.set()
+    ends = [process.communicate(timeout=120) for process in (first, second)]
+    assert (first.returncode, second.returncode) == (0, 0), ends
+    assert hub.read("model.safetensors") == [None]
+    assert clawloop(hub, data, "model", "remove", NAME).returncode == 0
 
 
 def test_a_model_that_is_in_two_layouts_is_fetched_in_one(hub: Hub, tmp_path: Path) -> None:

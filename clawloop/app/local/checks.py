@@ -10,7 +10,7 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -41,11 +41,12 @@ def lock_data_folder(data: Path) -> Iterator[None]:
 
 
 @contextmanager
-def lock_file(path: Path, locked_message: str) -> Iterator[None]:
+def lock_file(path: Path, locked_message: str, wait: Callable[[str], None] | None = None) -> Iterator[None]:
     """Lock a file, created if missing, that contains the id of the process that locks it.
 
     Args:
         locked_message: begins the error message when another process has locked it.
+        wait: gets that message and the process, once, before the lock is waited for; None: an error instead.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,10 +58,11 @@ def lock_file(path: Path, locked_message: str) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            raise SetupError(
-                f"{locked_message} (process {file.read().strip() or 'unknown'}):"
-                " stop it first, or choose another folder: --data"
-            ) from None
+            locked = f"{locked_message} (process {file.read().strip() or 'unknown'})"
+            if wait is None:
+                raise SetupError(f"{locked}: stop it first, or choose another folder: --data") from None
+            wait(locked)
+            fcntl.flock(file, fcntl.LOCK_EX)
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()

@@ -11,12 +11,12 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from clawloop.app.local.checks import require_description, require_disk, require_folder
+from clawloop.app.local.checks import lock_file, require_description, require_disk, require_folder
 from clawloop.core.errors import SetupError
 from clawloop.core.families.chat_format import ChatOptions
 
@@ -85,11 +85,12 @@ def remove_model(name: str, models: Path) -> KeptModel:
     """Delete a model of the data folder.
 
     Raises:
-        SetupError: there is none of this name.
+        SetupError: there is none of this name, or another process fetches it.
     """
     for kept in kept_models(models):
         if kept.name == name:
-            shutil.rmtree(kept.folder)
+            with _fetch_lock(name, models):
+                shutil.rmtree(kept.folder)
             return kept
     raise SetupError(f"{models} has no model {name}: `clawloop model list` shows those it has")
 
@@ -123,6 +124,11 @@ def _read_note(folder: Path) -> _Note | None:
 
 def _write_note(folder: Path, note: _Note) -> None:
     (folder / _NOTE).write_text(json.dumps(asdict(note)) + "\n", encoding="utf-8")
+
+
+def _fetch_lock(name: str, models: Path, wait: Callable[[str], None] | None = None) -> AbstractContextManager[None]:
+    # Beside the model's folder, not in it: `remove_model` would delete a file that others wait for.
+    return lock_file(models / f".{name.replace('/', '--')}.lock", f"{name} is being fetched", wait)
 
 
 def _say(line: str) -> None:
@@ -181,18 +187,30 @@ def _downloaded(folder: Path) -> Path:
 
 def _fetched(name: str, revision: str | None, models: Path, chat: ChatOptions | None) -> Path:
     folder = models / name
+    note = _note_of(name, revision, folder)
+    if note is not None and note.complete:
+        return folder
+    require_folder(models)
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # read when the Hub's client is imported
+    with _fetch_lock(name, models, lambda locked: _say(f"{locked}: waiting until it ends")):
+        note = _note_of(name, revision, folder)  # as the other process left it
+        if note is None or not note.complete:
+            with _hub_errors(name, folder), _no_room(name, models):
+                _fetch(name, revision, folder, chat, note)
+    return folder
+
+
+def _note_of(name: str, revision: str | None, folder: Path) -> _Note | None:
+    """
+    Raises:
+        SetupError: the folder holds another revision.
+    """
     note = _read_note(folder)
     if note is not None and not note.is_of(revision):
         raise SetupError(
             f"{folder} has {name} at {note.revision[:12]}, not at {revision}: `clawloop model remove {name}` first"
         )
-    if note is not None and note.complete:
-        return folder
-    require_folder(models)
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # read when the Hub's client is imported
-    with _hub_errors(name, folder), _no_room(name, models):
-        _fetch(name, revision, folder, chat, note)
-    return folder
+    return note
 
 
 def _fetch(name: str, revision: str | None, folder: Path, chat: ChatOptions | None, begun: _Note | None) -> None:
