@@ -95,6 +95,22 @@ def test_a_download_that_was_cut_goes_on_where_it_ended(hub: Hub, tmp_path: Path
     assert (data / "models" / NAME / "model.safetensors").read_bytes() == weights.read_bytes()
 
 
+def test_weights_that_are_not_the_hubs_are_removed(hub: Hub, tmp_path: Path) -> None:
+    data, weights = tmp_path / "data", tmp_path / "data" / "models" / NAME / "model.safetensors"
+    hub.damaged = True
+    said = last_line(clawloop(hub, data, "model", "fetch", NAME))
+    assert f"model.safetensors of {NAME} was damaged on its way, its SHA-256 is not the Hub's, and is removed" in said
+    hub.damaged, hub.short = False, True
+    said = last_line(clawloop(hub, data, "model", "fetch", NAME))
+    assert "does not give it (Consistency check failed: file should be of size " in said
+    assert "force_download" not in said
+    [partial] = weights.parent.glob("model.safetensors.*")
+    partial.write_bytes(partial.read_bytes() + bytes(100))  # as two processes that wrote it at once left it
+    hub.short = False
+    assert clawloop(hub, data, "model", "fetch", NAME).returncode == 0
+    assert weights.read_bytes() == (hub.models[NAME] / "model.safetensors").read_bytes()
+
+
 def test_of_two_processes_that_want_a_model_one_fetches_it_and_the_other_waits(hub: Hub, tmp_path: Path) -> None:
     data = tmp_path / "data"
     hub.goes_on.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import re
@@ -15,10 +16,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from clawloop.app.local.checks import lock_file, require_description, require_disk, require_folder
 from clawloop.core.errors import SetupError
 from clawloop.core.families.chat_format import ChatOptions
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import RepoSibling
 
 SMOLLM2 = "smollm2"
 """SmolLM2-135M-Instruct (Apache-2.0), which `clawloop up` serves without `--model`."""
@@ -229,31 +234,52 @@ def _fetch(name: str, revision: str | None, folder: Path, chat: ChatOptions | No
     note = begun or _Note(name, commit, revision, complete=False)
     _write_note(folder, note)  # what goes on goes on at this commit
     for file in description:
-        _download(name, commit, file, files[file].size, folder)
+        _download(name, commit, files[file], folder)
     require_description(folder, chat)  # before gigabytes are fetched
     weights = [files[file] for file in _weights(folder, list(files)) if file in files]
     missing = sum(file.size or 0 for file in weights if not (folder / file.rfilename).is_file())
     require_disk(folder, missing)
     _say(f"fetching {name} at {commit[:12]}: {missing / 1e9:.1f} GB")
     for one in weights:
-        _download(name, commit, one.rfilename, one.size, folder)
+        _download(name, commit, one, folder)
     _write_note(folder, replace(note, complete=True))
 
 
-def _download(name: str, commit: str, file: str, size: int | None, folder: Path) -> None:
-    """Download a file, or continue it where it ended: `hf_hub_download` begins anew in each process."""
+def _download(name: str, commit: str, file: RepoSibling, folder: Path) -> None:
+    """Download a file, or continue it where it ended: `hf_hub_download` begins anew in each process.
+
+    Raises:
+        SetupError: its SHA-256 is not the one that the Hub lists.
+    """
     from huggingface_hub import get_token, hf_hub_url
     from huggingface_hub.file_download import http_get
 
-    if (folder / file).is_file():
+    named = file.rfilename
+    if (folder / named).is_file():
         return
-    partial = folder / f"{file}.{commit[:12]}.incomplete"
+    partial = folder / f"{named}.{commit[:12]}.incomplete"
     with partial.open("ab") as opened:
+        if file.size is not None and opened.tell() > file.size:
+            opened.seek(0)  # no beginning of the file: it could never end
+            opened.truncate()
         token = get_token()
         headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {})
-        url = hf_hub_url(name, file, revision=commit)
-        http_get(url, opened, resume_size=opened.tell(), headers=headers, expected_size=size, displayed_filename=file)
-    partial.rename(folder / file)
+        url = hf_hub_url(name, named, revision=commit)
+        http_get(
+            url, opened, resume_size=opened.tell(), headers=headers, expected_size=file.size, displayed_filename=named
+        )
+    if file.lfs is not None and _sha256(partial) != file.lfs.sha256:
+        partial.unlink()
+        raise SetupError(
+            f"{named} of {name} was damaged on its way, its SHA-256 is not the Hub's, and is removed: run it again, it"
+            " is fetched anew"
+        )
+    partial.rename(folder / named)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _require_safetensors(name: str, files: Sequence[str]) -> None:
@@ -309,8 +335,10 @@ def _hub_errors(name: str, folder: Path) -> Iterator[None]:
             f"{ENDPOINT} has no model {name} that is public, and there is no folder of this name: check the name;"
             " for a private model sign in with HF_TOKEN"
         ) from None
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled, httpx2.HTTPError, HfHubHTTPError) as error:
-        said = " ".join(str(error).split())[:200] or type(error).__name__
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled, httpx2.HTTPError, HfHubHTTPError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of this machine; of the Hub's client: a file that was not as long as it should be
+        said = " ".join(str(error).partition("\nThis is usually")[0].split())[:200] or type(error).__name__
         raise SetupError(
             f"{name} is not in {folder} to its end, and {ENDPOINT} does not give it ({said}): run it again when this"
             " machine is connected, it goes on where it ended; or give a model folder: --model DIR"
