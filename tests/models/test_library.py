@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from huggingface_hub import HfApi, ModelInfo, file_download
 
 from clawloop.app.local.tiny_model import ensure_tiny_model
 from clawloop.app.models.library import SMOLLM2, find_model
@@ -183,6 +184,25 @@ def test_a_full_disk_is_told_before_anything_is_fetched(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
     with pytest.raises(SetupError, match=r"715 MiB of free disk are needed in .*: make room or choose another folder"):
         find_model(SMOLLM2, tmp_path / "models")
+
+
+def test_what_was_fetched_of_a_model_needs_no_room_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "models" / NAME
+    source = Path(shutil.copytree(ensure_tiny_model(tmp_path), folder))
+    partial = folder / f"model.safetensors.{COMMIT[:12]}.incomplete"
+    size = (source / "model.safetensors").rename(partial).stat().st_size
+    os.truncate(partial, size - 100)
+    listed = [{"rfilename": path.name} for path in folder.iterdir() if path != partial]
+    listed.append({"rfilename": "model.safetensors", "size": size})
+    monkeypatch.setattr(HfApi, "model_info", lambda *_, **__: ModelInfo(id=NAME, sha=COMMIT, siblings=listed))
+    monkeypatch.setattr(file_download, "http_get", lambda _, opened, **__: opened.write(bytes(100)))
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=99))
+    with pytest.raises(SetupError, match="0 MiB of free disk are needed"):
+        find_model(NAME, tmp_path / "models")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=100))
+    assert find_model(NAME, tmp_path / "models") == folder
+    assert (folder / "model.safetensors").stat().st_size == size
 
 
 def test_a_name_that_is_none_is_refused(tmp_path: Path) -> None:

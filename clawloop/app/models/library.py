@@ -237,7 +237,7 @@ def _fetch(name: str, revision: str | None, folder: Path, chat: ChatOptions | No
         _download(name, commit, files[file], folder)
     require_description(folder, chat)  # before gigabytes are fetched
     weights = [files[file] for file in _weights(folder, list(files)) if file in files]
-    missing = sum(file.size or 0 for file in weights if not (folder / file.rfilename).is_file())
+    missing = sum(_missing(commit, file, folder) for file in weights)
     require_disk(folder, missing)
     _say(f"fetching {name} at {commit[:12]}: {missing / 1e9:.1f} GB")
     for one in weights:
@@ -257,7 +257,7 @@ def _download(name: str, commit: str, file: RepoSibling, folder: Path) -> None:
     named = file.rfilename
     if (folder / named).is_file():
         return
-    partial = folder / f"{named}.{commit[:12]}.incomplete"
+    partial = _partial(commit, file, folder)
     with partial.open("ab") as opened:
         if file.size is not None and opened.tell() > file.size:
             opened.seek(0)  # no beginning of the file: it could never end
@@ -275,6 +275,18 @@ def _download(name: str, commit: str, file: RepoSibling, folder: Path) -> None:
             " is fetched anew"
         )
     partial.rename(folder / named)
+
+
+def _missing(commit: str, file: RepoSibling, folder: Path) -> int:
+    """Bytes of a file that are still to be fetched."""
+    if (folder / file.rfilename).is_file():
+        return 0
+    partial = _partial(commit, file, folder)
+    return max((file.size or 0) - (partial.stat().st_size if partial.is_file() else 0), 0)
+
+
+def _partial(commit: str, file: RepoSibling, folder: Path) -> Path:
+    return folder / f"{file.rfilename}.{commit[:12]}.incomplete"
 
 
 def _sha256(path: Path) -> str:
