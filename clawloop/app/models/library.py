@@ -362,7 +362,7 @@ def _no_room(name: str, models: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise SetupError(
             f"no room is left in {models} for {name}: make room, or choose another folder: --data"
