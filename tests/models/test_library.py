@@ -135,6 +135,18 @@ def test_of_two_processes_that_want_a_model_one_fetches_it_and_the_other_waits(h
     assert clawloop(hub, data, "model", "remove", NAME).returncode == 0
 
 
+def test_a_fetch_that_ended_before_the_config_is_listed_and_removed(hub: Hub, tmp_path: Path) -> None:
+    hub.gated.add(NAME)
+    assert "is gated" in refusal(clawloop(hub, tmp_path, "model", "fetch", NAME))
+    [listed] = json.loads(clawloop(hub, tmp_path, "model", "list", "--json").stdout)
+    assert (listed["name"], listed["revision"]) == (NAME, None)
+    hub.gated.clear()
+    said = refusal(clawloop(hub, tmp_path, "model", "fetch", f"{NAME}@ffff"))
+    assert "`clawloop model remove Owner/Tiny` first" in said
+    assert clawloop(hub, tmp_path, "model", "remove", NAME).returncode == 0
+    assert not (tmp_path / "models" / NAME).exists()
+
+
 def test_a_model_that_is_in_two_layouts_is_fetched_in_one(hub: Hub, tmp_path: Path) -> None:
     source = hub.models[NAME]
     (source / "model.safetensors").rename(source / "model-00001-of-00001.safetensors")

@@ -76,10 +76,12 @@ def find_model(name: str, models: Path, chat: ChatOptions | None = None) -> Path
 
 def kept_models(models: Path) -> list[KeptModel]:
     """All models of the data folder by name, also those that were not fetched to their end."""
-    folders = [folder for folder in (*models.glob("*"), *models.glob("*/*")) if (folder / "config.json").is_file()]
     kept = []
-    for folder in sorted(folders):
+    for folder in sorted((*models.glob("*"), *models.glob("*/*"))):
         note = _read_note(folder)
+        # The note is there from the beginning of a fetch on; a folder that was put here by hand has none.
+        if note is None and not (folder / "config.json").is_file():
+            continue
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         revision = note.revision if note is not None and note.complete else None
         kept.append(KeptModel(folder.relative_to(models).as_posix(), revision, folder, size))
