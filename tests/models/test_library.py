@@ -147,6 +147,24 @@ def test_a_fetch_that_ended_before_the_config_is_listed_and_removed(hub: Hub, tm
     assert not (tmp_path / "models" / NAME).exists()
 
 
+def test_a_base_model_is_told_before_its_weights_are_fetched_and_at_each_start(hub: Hub, tmp_path: Path) -> None:
+    source = hub.models[NAME]
+    config = json.loads((source / "tokenizer_config.json").read_text()) | {"eos_token": "<|endoftext|>"}
+    (source / "tokenizer_config.json").write_text(json.dumps(config))
+    end = json.loads((source / "generation_config.json").read_text())["eos_token_id"][1]
+    for name in ("config.json", "generation_config.json"):
+        content = json.loads((source / name).read_text()) | {"eos_token_id": end}
+        (source / name).write_text(json.dumps(content))
+    done = clawloop(hub, tmp_path, "model", "fetch", NAME)
+    warning, fetching, *_ = done.stderr.splitlines()
+    assert f"warning: {tmp_path / 'models' / NAME} looks like a base model, whose replies may not end" in warning
+    assert fetching.startswith("fetching")
+    for model in (NAME, str(source)):
+        planned = clawloop(hub, tmp_path, "plan", "--model", model)
+        assert planned.returncode == 0, planned.stderr
+        assert "looks like a base model" in planned.stderr
+
+
 def test_a_model_that_is_in_two_layouts_is_fetched_in_one(hub: Hub, tmp_path: Path) -> None:
     source = hub.models[NAME]
     (source / "model.safetensors").rename(source / "model-00001-of-00001.safetensors")

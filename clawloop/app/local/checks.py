@@ -21,9 +21,11 @@ import psycopg
 
 from clawloop.app.local.services.temporal_server import NAMESPACE
 from clawloop.app.processes.endpoints import LOCK_NAME
-from clawloop.core.errors import SetupError
+from clawloop.core.errors import ModelUnsupported, SetupError
 from clawloop.core.families.chat_format import ChatOptions, read_chat_format
+from clawloop.core.families.template import behind_reply, read_template
 from clawloop.serving.endpoints import bearer
+from clawloop.training.model.checkpoint import end_tokens
 from db.database import driver_url, postgres_message
 
 # A new PostgreSQL takes 60 MiB, four logs at most 80, an adapter of a 4B model 130: enough for the first days.
@@ -163,6 +165,45 @@ def require_description(folder: Path, chat: ChatOptions | None = None) -> None:
     if not (folder / "tokenizer.json").is_file() and not (folder / "vocab.json").is_file():
         raise SetupError(f"{folder} has no tokenizer (tokenizer.json): download the model again, completely")
     read_chat_format(folder, chat)
+
+
+def why_endless(folder: Path, chat: ChatOptions | None = None) -> str | None:
+    """Why the model's replies may not end, as those of a base model; None if nothing speaks for it.
+
+    Base models of some families, as of Qwen, come with the chat template of the tuned ones, and end at other tokens.
+
+    Args:
+        chat: what the operator sets for chats.
+    """
+    named, eos = _special_tokens(folder)
+    try:
+        behind = behind_reply(read_template(folder, None if chat is None else chat.template), eos) or ""
+        ends = end_tokens(folder)
+    except SetupError:
+        return None  # `require_description` says it
+    except ModelUnsupported:
+        ends = frozenset()
+    written = sorted((behind.index(token), token) for token in named if token in behind)
+    # An engine ends at the tokenizer's own end as well.
+    if not written or any(token == eos or named[token] in ends for _, token in written):
+        return None
+    _, end = written[0]
+    return (
+        f"{folder} looks like a base model, whose replies may not end: its chat template ends them by {end}, which is"
+        " none of its end tokens: choose the instruction-tuned model of its family; if this one was tuned for chats,"
+        f" add {named[end]} to eos_token_id in its generation_config.json"
+    )
+
+
+def _special_tokens(folder: Path) -> tuple[dict[str, int], str]:
+    """Ids of special tokens by their text, and the one that the tokenizer calls its end; empty where unknown."""
+    try:
+        added = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8")).get("added_tokens") or []
+        special = {token["content"]: token["id"] for token in added if token.get("special")}
+        eos = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("eos_token")
+        return special, eos["content"] if isinstance(eos, dict) else eos or ""
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return {}, ""
 
 
 async def require_database(url: str) -> None:

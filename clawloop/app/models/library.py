@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clawloop.app.local.checks import lock_file, require_description, require_disk, require_folder
+from clawloop.app.local.checks import lock_file, require_description, require_disk, require_folder, why_endless
 from clawloop.core.errors import SetupError
 from clawloop.core.families.chat_format import ChatOptions
 
@@ -63,6 +63,7 @@ def find_model(name: str, models: Path, chat: ChatOptions | None = None) -> Path
         SetupError: there is no such model, it cannot chat, or it cannot be fetched; one line says what to do.
     """
     if Path(name).is_dir():
+        _warn(Path(name), chat)
         return Path(name)
     if name == SMOLLM2:
         return _made_smollm2(models)
@@ -142,6 +143,11 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)  # noqa: T201  # standard output may be for programs
 
 
+def _warn(folder: Path, chat: ChatOptions | None) -> None:
+    if (why := why_endless(folder, chat)) is not None:
+        _say(f"warning: {why}")
+
+
 # From the package -----------------------------------------------------------------------------------------------------
 
 
@@ -196,14 +202,17 @@ def _fetched(name: str, revision: str | None, models: Path, chat: ChatOptions | 
     folder = models / name
     note = _note_of(name, revision, folder)
     if note is not None and note.complete:
+        _warn(folder, chat)
         return folder
     require_folder(models)
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # read when the Hub's client is imported
     with _fetch_lock(name, models, lambda locked: _say(f"{locked}: waiting until it ends")):
         note = _note_of(name, revision, folder)  # as the other process left it
-        if note is None or not note.complete:
-            with _hub_errors(name, folder), _no_room(name, models):
-                _fetch(name, revision, folder, chat, note)
+        if note is not None and note.complete:
+            _warn(folder, chat)
+            return folder
+        with _hub_errors(name, folder), _no_room(name, models):
+            _fetch(name, revision, folder, chat, note)
     return folder
 
 
@@ -238,6 +247,7 @@ def _fetch(name: str, revision: str | None, folder: Path, chat: ChatOptions | No
     for file in description:
         _download(name, commit, files[file], folder)
     require_description(folder, chat)  # before gigabytes are fetched
+    _warn(folder, chat)
     weights = [files[file] for file in _weights(folder, list(files)) if file in files]
     missing = sum(_missing(commit, file, folder) for file in weights)
     require_disk(folder, missing)
