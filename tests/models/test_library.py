@@ -169,8 +169,7 @@ def test_a_model_that_is_in_two_layouts_is_fetched_in_one(hub: Hub, tmp_path: Pa
     source = hub.models[NAME]
     (source / "model.safetensors").rename(source / "model-00001-of-00001.safetensors")
     (source / "consolidated.safetensors").write_bytes(b"the same in another layout")
-    index = {"weight_map": {"model.embed_tokens.weight": "model-00001-of-00001.safetensors"}}
-    (source / "model.safetensors.index.json").write_text(json.dumps(index))
+    _index(hub, "self_attn.q_proj", "self_attn.o_proj")
     (source / "pytorch_model.bin").write_bytes(b"pickled")
     folder = Path(clawloop(hub, tmp_path / "data", "model", "fetch", NAME).stdout.strip())
     fetched = {path.name for path in folder.iterdir()}
@@ -189,6 +188,11 @@ def test_a_model_that_is_in_two_layouts_is_fetched_in_one(hub: Hub, tmp_path: Pa
         (lambda hub: _rename(hub, "pytorch_model.bin"), NAME, "has pickled files alone"),
         (lambda hub: _drop(hub, "model.safetensors"), NAME, "has no weights"),
         (lambda hub: _drop(hub, "tokenizer.json"), NAME, "has no tokenizer"),
+        (
+            lambda hub: _index(hub, "attention.query_key_value"),
+            NAME,
+            "whose attention has no q_proj and o_proj of its own",
+        ),
         (lambda hub: setattr(hub, "url", "http://127.0.0.1:9"), NAME, "http://127.0.0.1:9 does not give it"),
     ],
 )
@@ -274,6 +278,12 @@ def test_a_name_that_is_none_is_refused(tmp_path: Path) -> None:
     for name in ("smollm", "/no/such/folder", "owner/name/more", "owner/name@"):
         with pytest.raises(SetupError, match=r"there is no model folder .*, owner/name on the Hub, or smollm2"):
             find_model(name, tmp_path)
+
+
+def _index(hub: Hub, *modules: str) -> None:
+    """List these modules of a layer as those of the model."""
+    names = {f"model.layers.0.{module}.weight": "model-00001-of-00001.safetensors" for module in modules}
+    (hub.models[NAME] / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
 
 
 def _drop(hub: Hub, file: str) -> None:

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clawloop.app.layout.model_folder import require_known_attention
 from clawloop.app.local.checks import lock_file, require_description, require_disk, require_folder, why_endless
 from clawloop.core.errors import SetupError
 from clawloop.core.families.chat_format import ChatOptions
@@ -319,12 +320,19 @@ def _require_safetensors(name: str, files: Sequence[str]) -> None:
 
 
 def _weights(folder: Path, files: Sequence[str]) -> Sequence[str]:
-    """Names of the files of weights; some models have theirs a second time, in the layout of their makers."""
+    """Names of the files of weights; some models have theirs a second time, in the layout of their makers.
+
+    Raises:
+        SetupError: their index cannot be read, or lists tensors of a model for which no layout is known.
+    """
     if (folder / _INDEX).is_file():
         try:
-            return sorted(set(json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
+            placed = json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"]
+            found = sorted(set(placed.values()))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise SetupError(f"{folder / _INDEX} cannot be read: {error}") from error
+        require_known_attention(folder, placed)
+        return found
     return [_WEIGHTS] if _WEIGHTS in files else [file for file in files if file.endswith(".safetensors")]
 
 
