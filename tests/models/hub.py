@@ -25,6 +25,9 @@ class Hub:
         cut_after: bytes of an answer to a request for weights after which the connection is cut, and the hub is out of
             order; None: never.
         out_of_order: it answers 500.
+        damaged: weights are sent with another last byte.
+        short: weights are sent without their last byte.
+        goes_on: while it is not set, weights are not sent.
         requests: methods, paths and ranges.
     """
 
@@ -34,6 +37,9 @@ class Hub:
     commit: str = COMMIT
     cut_after: int | None = None
     out_of_order: bool = False
+    damaged: bool = False
+    short: bool = False
+    goes_on: threading.Event = field(default_factory=threading.Event)
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
 
     def read(self, file: str) -> list[str | None]:
@@ -77,10 +83,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif revision not in (None, "main", self.server.hub.commit):
             self._send(404, b'{"error": "Invalid rev id"}', {"X-Error-Code": "RevisionNotFound"})
         else:
-            files = [
-                {"rfilename": path.name, "size": path.stat().st_size}
-                for path in sorted(self.server.hub.models[name].iterdir())
-            ]
+            files = [_listed(path) for path in sorted(self.server.hub.models[name].iterdir())]
             self._send(
                 200, json.dumps({"id": name, "sha": self.server.hub.commit, "siblings": files, "tags": []}).encode()
             )
@@ -89,7 +92,11 @@ class _Handler(BaseHTTPRequestHandler):
         if name in self.server.hub.gated:
             self._send(403, b"{}", {"X-Error-Code": "GatedRepo"})
             return
+        if file.endswith(".safetensors"):
+            self.server.hub.goes_on.wait(120)
         content = (self.server.hub.models[name] / file).read_bytes()
+        if file.endswith(".safetensors") and (self.server.hub.damaged or self.server.hub.short):
+            content = content[:-1] + (b"" if self.server.hub.short else bytes([content[-1] ^ 1]))
         etag = hashlib.sha256(content).hexdigest()
         described = {"ETag": f'"{etag}"', "X-Repo-Commit": self.server.hub.commit, "Accept-Ranges": "bytes"}
         first = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")[0])
@@ -113,9 +120,19 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = self.server.hub.out_of_order = True
 
 
+def _listed(path: Path) -> dict[str, object]:
+    """A file as the Hub lists it: of large ones, as weights are, it knows the SHA-256."""
+    size = path.stat().st_size
+    if path.suffix != ".safetensors":
+        return {"rfilename": path.name, "size": size}
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    return {"rfilename": path.name, "size": size, "lfs": {"sha256": sha256, "size": size, "pointerSize": 134}}
+
+
 @contextmanager
 def running_hub() -> Iterator[Hub]:
     hub = Hub()
+    hub.goes_on.set()
     server = _Server(hub)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -123,6 +140,7 @@ def running_hub() -> Iterator[Hub]:
     try:
         yield hub
     finally:
+        hub.goes_on.set()
         server.shutdown()
         server.server_close()
         thread.join()

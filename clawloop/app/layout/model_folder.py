@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -223,10 +223,11 @@ def _bits(folder: Path, quantisation: Mapping[str, object], module: str) -> int:
 # A model folder → its shape: `config.json` and the headers of its safetensors files, never a weight.
 #
 # Projections are found by their names (`q_proj`, …) and sizes by their tensors, so that every family that keeps its
-# projections apart is understood, whatever its config calls things.
+# projections apart is understood, whatever its config calls things; and one that keeps q, k and v in one `qkv_proj`.
 
 COLUMN_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 ROW_PROJECTIONS = ("o_proj", "down_proj")
+_FUSED = "qkv_proj"
 _NO_MODEL = "give the folder of a model in Hugging Face's layout: --model DIR"
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.(.+)$")
 _EXPERT = re.compile(r"(?:^|\.)experts\.")
@@ -253,6 +254,24 @@ def read_model_shape(folder: Path, chat: ChatOptions | None = None) -> ModelShap
     text = {**config, **_table(config, "text_config")}
     shape = _shape(folder, config, text, tensors, chat_format)
     return shape if method is None else replace(shape, stored_bytes=stored_bytes(stored), quantised=method)
+
+
+def require_known_attention(folder: Path, tensors: Collection[str]) -> None:
+    """Check a model by the names of its tensors, as its index has them before its weights are there.
+
+    Raises:
+        SetupError: no layout is known for its attention.
+    """
+    words = {word for name in tensors for word in name.split(".")}
+    if "o_proj" not in words or words.isdisjoint(("q_proj", _FUSED)):
+        raise _unknown_attention(folder, str(_list(_config(folder), "architectures")[0]))
+
+
+def _unknown_attention(folder: Path, architecture: str) -> SetupError:
+    return SetupError(
+        f"{folder} is a {architecture}, whose attention has no q_proj and o_proj of its own: adapters and memory "
+        "of such a model are unknown"
+    )
 
 
 def _config(folder: Path) -> dict[str, object]:
@@ -332,22 +351,23 @@ def _shape(
     chat: ChatFormat,
 ) -> ModelShape:
     architecture = str(_list(config, "architectures")[0])
+    heads = _number(folder, text, "num_attention_heads")
+    kv_heads = _integer(text.get("num_key_value_heads")) or heads
+    head_dim = _integer(text.get("head_dim")) or _number(folder, text, "hidden_size") // heads
     decoder = _decoder_tensors(tensors)
-    projections = {name: tensor for name, tensor in decoder.items() if _is_projection(name) and len(tensor.shape) == 2}
+    apart = _unfused(decoder, heads * head_dim, kv_heads * head_dim)
+    projections = {name: tensor for name, tensor in apart.items() if _is_projection(name) and len(tensor.shape) == 2}
     queries = _features(projections, "q_proj")
     if not queries or not _features(projections, "o_proj"):
-        raise SetupError(
-            f"{folder} is a {architecture}, whose attention has no q_proj and o_proj of its own: adapters and memory "
-            "of such a model are unknown"
-        )
+        raise _unknown_attention(folder, architecture)
     tied = bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False)))
     # A checkpoint may hold both names of one matrix.
     doubled = sum(t.numbers for name, t in tensors.items() if tied and name.endswith("lm_head.weight"))
     beside = sum(tensor.numbers for name, tensor in tensors.items() if name not in decoder)
     speculative = sum(tensor.numbers for name, tensor in tensors.items() if name.startswith("mtp."))
     everything = sum(tensor.numbers for tensor in tensors.values()) - doubled
-    heads = _number(folder, text, "num_attention_heads")
-    adapted = {name: tensor for name, tensor in projections.items() if not _EXPERT.search(name)}
+    # A fused matrix gets none: engines are told the names of those that are apart.
+    adapted = {name: tensor for name, tensor in projections.items() if name in decoder and not _EXPERT.search(name)}
     return ModelShape(
         name=folder.resolve().name,
         architecture=architecture,
@@ -362,8 +382,8 @@ def _shape(
         query=max(queries.values()),
         key=max(_features(projections, "k_proj").values()),
         heads=heads,
-        kv_heads=_integer(text.get("num_key_value_heads")) or heads,
-        head_dim=_integer(text.get("head_dim")) or _number(folder, text, "hidden_size") // heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
         tied=tied,
         head_norm=any(".q_norm." in name for name in decoder),
         lora=_lora(adapted),
@@ -380,6 +400,24 @@ def _decoder_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return any(word.startswith(_BESIDE_TEXT) for word in words)
 
     return {name: tensor for name, tensor in tensors.items() if not is_beside(name)}
+
+
+def _unfused(tensors: Mapping[str, Tensor], query: int, key: int) -> dict[str, Tensor]:
+    """The tensors, with q, k and v apart where they are one matrix in this order, as in Phi-3.
+
+    Args:
+        query, key: features of all heads, and of all heads of keys.
+    """
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        module, _, kind = name.rpartition(".")
+        if not name.endswith(f".{_FUSED}.weight") or tensor.shape[0] != query + 2 * key:
+            found[name] = tensor
+            continue
+        attention = module.removesuffix(_FUSED)
+        for which, features in (("q_proj", query), ("k_proj", key), ("v_proj", key)):
+            found[f"{attention}{which}.{kind}"] = Tensor((features, *tensor.shape[1:]), tensor.dtype)
+    return found
 
 
 def _is_projection(name: str) -> bool:

@@ -10,7 +10,7 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -21,9 +21,11 @@ import psycopg
 
 from clawloop.app.local.services.temporal_server import NAMESPACE
 from clawloop.app.processes.endpoints import LOCK_NAME
-from clawloop.core.errors import SetupError
+from clawloop.core.errors import ModelUnsupported, SetupError
 from clawloop.core.families.chat_format import ChatOptions, read_chat_format
+from clawloop.core.families.template import behind_reply, read_template
 from clawloop.serving.endpoints import bearer
+from clawloop.training.model.checkpoint import end_tokens
 from db.database import driver_url, postgres_message
 
 # A new PostgreSQL takes 60 MiB, four logs at most 80, an adapter of a 4B model 130: enough for the first days.
@@ -41,11 +43,12 @@ def lock_data_folder(data: Path) -> Iterator[None]:
 
 
 @contextmanager
-def lock_file(path: Path, locked_message: str) -> Iterator[None]:
+def lock_file(path: Path, locked_message: str, wait: Callable[[str], None] | None = None) -> Iterator[None]:
     """Lock a file, created if missing, that contains the id of the process that locks it.
 
     Args:
         locked_message: begins the error message when another process has locked it.
+        wait: gets that message and the process, once, before the lock is waited for; None: an error instead.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,10 +60,11 @@ def lock_file(path: Path, locked_message: str) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            raise SetupError(
-                f"{locked_message} (process {file.read().strip() or 'unknown'}):"
-                " stop it first, or choose another folder: --data"
-            ) from None
+            locked = f"{locked_message} (process {file.read().strip() or 'unknown'})"
+            if wait is None:
+                raise SetupError(f"{locked}: stop it first, or choose another folder: --data") from None
+            wait(locked)
+            fcntl.flock(file, fcntl.LOCK_EX)
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
@@ -161,6 +165,45 @@ def require_description(folder: Path, chat: ChatOptions | None = None) -> None:
     if not (folder / "tokenizer.json").is_file() and not (folder / "vocab.json").is_file():
         raise SetupError(f"{folder} has no tokenizer (tokenizer.json): download the model again, completely")
     read_chat_format(folder, chat)
+
+
+def why_endless(folder: Path, chat: ChatOptions | None = None) -> str | None:
+    """Why the model's replies may not end, as those of a base model; None if nothing speaks for it.
+
+    Base models of some families, as of Qwen, come with the chat template of the tuned ones, and end at other tokens.
+
+    Args:
+        chat: what the operator sets for chats.
+    """
+    named, eos = _special_tokens(folder)
+    try:
+        behind = behind_reply(read_template(folder, None if chat is None else chat.template), eos) or ""
+        ends = end_tokens(folder)
+    except SetupError:
+        return None  # `require_description` says it
+    except ModelUnsupported:
+        ends = frozenset()
+    written = sorted((behind.index(token), token) for token in named if token in behind)
+    # An engine ends at the tokenizer's own end as well.
+    if not written or any(token == eos or named[token] in ends for _, token in written):
+        return None
+    _, end = written[0]
+    return (
+        f"{folder} looks like a base model, whose replies may not end: its chat template ends them by {end}, which is"
+        " none of its end tokens: choose the instruction-tuned model of its family; if this one was tuned for chats,"
+        f" add {named[end]} to eos_token_id in its generation_config.json"
+    )
+
+
+def _special_tokens(folder: Path) -> tuple[dict[str, int], str]:
+    """Ids of special tokens by their text, and the one that the tokenizer calls its end; empty where unknown."""
+    try:
+        added = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8")).get("added_tokens") or []
+        special = {token["content"]: token["id"] for token in added if token.get("special")}
+        eos = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("eos_token")
+        return special, eos["content"] if isinstance(eos, dict) else eos or ""
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return {}, ""
 
 
 async def require_database(url: str) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -201,6 +204,7 @@ def write_model_folder(gguf: Gguf, folder: Path) -> None:
 
     Raises:
         SetupError: the file has something that is not read here.
+        OSError: the folder cannot be written to.
     """
     architecture = gguf.text("general.architecture")
     if architecture != "llama":
@@ -213,10 +217,21 @@ def write_model_folder(gguf: Gguf, folder: Path) -> None:
         if module in ("attn_q", "attn_k"):
             values = _halved(values, heads if module == "attn_q" else kv_heads)
         weights[_their_name(name)] = values
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    _write_weights(weights, folder / "model.safetensors")
     tied = "output.weight" not in gguf.tensors
     _write_json(folder / "config.json", _config(gguf, heads, kv_heads, tied=tied))
     _write_tokenizer(gguf, folder)
+
+
+def _write_weights(weights: dict[str, Weights], path: Path) -> None:
+    try:
+        save_file(weights, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        # Its writer tells an error of the system in words alone: "I/O error: No space left on device (os error 28)".
+        code = re.search(r"\(os error (\d+)\)", str(error))
+        if code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
 
 
 def _their_name(name: str) -> str:

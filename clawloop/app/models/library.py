@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import re
@@ -11,14 +12,19 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from clawloop.app.local.checks import require_description, require_disk, require_folder
+from clawloop.app.layout.model_folder import require_known_attention
+from clawloop.app.local.checks import lock_file, require_description, require_disk, require_folder, why_endless
 from clawloop.core.errors import SetupError
 from clawloop.core.families.chat_format import ChatOptions
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import RepoSibling
 
 SMOLLM2 = "smollm2"
 """SmolLM2-135M-Instruct (Apache-2.0), which `clawloop up` serves without `--model`."""
@@ -58,6 +64,7 @@ def find_model(name: str, models: Path, chat: ChatOptions | None = None) -> Path
         SetupError: there is no such model, it cannot chat, or it cannot be fetched; one line says what to do.
     """
     if Path(name).is_dir():
+        _warn(Path(name), chat)
         return Path(name)
     if name == SMOLLM2:
         return _made_smollm2(models)
@@ -71,10 +78,12 @@ def find_model(name: str, models: Path, chat: ChatOptions | None = None) -> Path
 
 def kept_models(models: Path) -> list[KeptModel]:
     """All models of the data folder by name, also those that were not fetched to their end."""
-    folders = [folder for folder in (*models.glob("*"), *models.glob("*/*")) if (folder / "config.json").is_file()]
     kept = []
-    for folder in sorted(folders):
+    for folder in sorted((*models.glob("*"), *models.glob("*/*"))):
         note = _read_note(folder)
+        # The note is there from the beginning of a fetch on; a folder that was put here by hand has none.
+        if note is None and not (folder / "config.json").is_file():
+            continue
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         revision = note.revision if note is not None and note.complete else None
         kept.append(KeptModel(folder.relative_to(models).as_posix(), revision, folder, size))
@@ -85,11 +94,12 @@ def remove_model(name: str, models: Path) -> KeptModel:
     """Delete a model of the data folder.
 
     Raises:
-        SetupError: there is none of this name.
+        SetupError: there is none of this name, or another process fetches it.
     """
     for kept in kept_models(models):
         if kept.name == name:
-            shutil.rmtree(kept.folder)
+            with _fetch_lock(name, models):
+                shutil.rmtree(kept.folder)
             return kept
     raise SetupError(f"{models} has no model {name}: `clawloop model list` shows those it has")
 
@@ -125,8 +135,18 @@ def _write_note(folder: Path, note: _Note) -> None:
     (folder / _NOTE).write_text(json.dumps(asdict(note)) + "\n", encoding="utf-8")
 
 
+def _fetch_lock(name: str, models: Path, wait: Callable[[str], None] | None = None) -> AbstractContextManager[None]:
+    # Beside the model's folder, not in it: `remove_model` would delete a file that others wait for.
+    return lock_file(models / f".{name.replace('/', '--')}.lock", f"{name} is being fetched", wait)
+
+
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)  # noqa: T201  # standard output may be for programs
+
+
+def _warn(folder: Path, chat: ChatOptions | None) -> None:
+    if (why := why_endless(folder, chat)) is not None:
+        _say(f"warning: {why}")
 
 
 # From the package -----------------------------------------------------------------------------------------------------
@@ -181,18 +201,33 @@ def _downloaded(folder: Path) -> Path:
 
 def _fetched(name: str, revision: str | None, models: Path, chat: ChatOptions | None) -> Path:
     folder = models / name
+    note = _note_of(name, revision, folder)
+    if note is not None and note.complete:
+        _warn(folder, chat)
+        return folder
+    require_folder(models)
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # read when the Hub's client is imported
+    with _fetch_lock(name, models, lambda locked: _say(f"{locked}: waiting until it ends")):
+        note = _note_of(name, revision, folder)  # as the other process left it
+        if note is not None and note.complete:
+            _warn(folder, chat)
+            return folder
+        with _hub_errors(name, folder), _no_room(name, models):
+            _fetch(name, revision, folder, chat, note)
+    return folder
+
+
+def _note_of(name: str, revision: str | None, folder: Path) -> _Note | None:
+    """
+    Raises:
+        SetupError: the folder holds another revision.
+    """
     note = _read_note(folder)
     if note is not None and not note.is_of(revision):
         raise SetupError(
             f"{folder} has {name} at {note.revision[:12]}, not at {revision}: `clawloop model remove {name}` first"
         )
-    if note is not None and note.complete:
-        return folder
-    require_folder(models)
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # read when the Hub's client is imported
-    with _hub_errors(name, folder), _no_room(name, models):
-        _fetch(name, revision, folder, chat, note)
-    return folder
+    return note
 
 
 def _fetch(name: str, revision: str | None, folder: Path, chat: ChatOptions | None, begun: _Note | None) -> None:
@@ -211,31 +246,65 @@ def _fetch(name: str, revision: str | None, folder: Path, chat: ChatOptions | No
     note = begun or _Note(name, commit, revision, complete=False)
     _write_note(folder, note)  # what goes on goes on at this commit
     for file in description:
-        _download(name, commit, file, files[file].size, folder)
+        _download(name, commit, files[file], folder)
     require_description(folder, chat)  # before gigabytes are fetched
+    _warn(folder, chat)
     weights = [files[file] for file in _weights(folder, list(files)) if file in files]
-    missing = sum(file.size or 0 for file in weights if not (folder / file.rfilename).is_file())
+    missing = sum(_missing(commit, file, folder) for file in weights)
     require_disk(folder, missing)
     _say(f"fetching {name} at {commit[:12]}: {missing / 1e9:.1f} GB")
     for one in weights:
-        _download(name, commit, one.rfilename, one.size, folder)
+        _download(name, commit, one, folder)
     _write_note(folder, replace(note, complete=True))
 
 
-def _download(name: str, commit: str, file: str, size: int | None, folder: Path) -> None:
-    """Download a file, or continue it where it ended: `hf_hub_download` begins anew in each process."""
+def _download(name: str, commit: str, file: RepoSibling, folder: Path) -> None:
+    """Download a file, or continue it where it ended: `hf_hub_download` begins anew in each process.
+
+    Raises:
+        SetupError: its SHA-256 is not the one that the Hub lists.
+    """
     from huggingface_hub import get_token, hf_hub_url
     from huggingface_hub.file_download import http_get
 
-    if (folder / file).is_file():
+    named = file.rfilename
+    if (folder / named).is_file():
         return
-    partial = folder / f"{file}.{commit[:12]}.incomplete"
+    partial = _partial(commit, file, folder)
     with partial.open("ab") as opened:
+        if file.size is not None and opened.tell() > file.size:
+            opened.seek(0)  # no beginning of the file: it could never end
+            opened.truncate()
         token = get_token()
         headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {})
-        url = hf_hub_url(name, file, revision=commit)
-        http_get(url, opened, resume_size=opened.tell(), headers=headers, expected_size=size, displayed_filename=file)
-    partial.rename(folder / file)
+        url = hf_hub_url(name, named, revision=commit)
+        http_get(
+            url, opened, resume_size=opened.tell(), headers=headers, expected_size=file.size, displayed_filename=named
+        )
+    if file.lfs is not None and _sha256(partial) != file.lfs.sha256:
+        partial.unlink()
+        raise SetupError(
+            f"{named} of {name} was damaged on its way, its SHA-256 is not the Hub's, and is removed: run it again, it"
+            " is fetched anew"
+        )
+    partial.rename(folder / named)
+
+
+def _missing(commit: str, file: RepoSibling, folder: Path) -> int:
+    """Bytes of a file that are still to be fetched."""
+    if (folder / file.rfilename).is_file():
+        return 0
+    partial = _partial(commit, file, folder)
+    return max((file.size or 0) - (partial.stat().st_size if partial.is_file() else 0), 0)
+
+
+def _partial(commit: str, file: RepoSibling, folder: Path) -> Path:
+    return folder / f"{file.rfilename}.{commit[:12]}.incomplete"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _require_safetensors(name: str, files: Sequence[str]) -> None:
@@ -251,12 +320,19 @@ def _require_safetensors(name: str, files: Sequence[str]) -> None:
 
 
 def _weights(folder: Path, files: Sequence[str]) -> Sequence[str]:
-    """Names of the files of weights; some models have theirs a second time, in the layout of their makers."""
+    """Names of the files of weights; some models have theirs a second time, in the layout of their makers.
+
+    Raises:
+        SetupError: their index cannot be read, or lists tensors of a model for which no layout is known.
+    """
     if (folder / _INDEX).is_file():
         try:
-            return sorted(set(json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
+            placed = json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"]
+            found = sorted(set(placed.values()))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise SetupError(f"{folder / _INDEX} cannot be read: {error}") from error
+        require_known_attention(folder, placed)
+        return found
     return [_WEIGHTS] if _WEIGHTS in files else [file for file in files if file.endswith(".safetensors")]
 
 
@@ -291,8 +367,10 @@ def _hub_errors(name: str, folder: Path) -> Iterator[None]:
             f"{ENDPOINT} has no model {name} that is public, and there is no folder of this name: check the name;"
             " for a private model sign in with HF_TOKEN"
         ) from None
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled, httpx2.HTTPError, HfHubHTTPError) as error:
-        said = " ".join(str(error).split())[:200] or type(error).__name__
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled, httpx2.HTTPError, HfHubHTTPError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of this machine; of the Hub's client: a file that was not as long as it should be
+        said = " ".join(str(error).partition("\nThis is usually")[0].split())[:200] or type(error).__name__
         raise SetupError(
             f"{name} is not in {folder} to its end, and {ENDPOINT} does not give it ({said}): run it again when this"
             " machine is connected, it goes on where it ended; or give a model folder: --model DIR"
@@ -304,7 +382,7 @@ def _no_room(name: str, models: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise SetupError(
             f"no room is left in {models} for {name}: make room, or choose another folder: --data"

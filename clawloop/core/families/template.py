@@ -23,6 +23,7 @@ from clawloop.core.errors import SetupError
 # Files in which a folder may keep its template, the first that has one counts: the order of `transformers`.
 _JSON_FILES = ("chat_template.json", "tokenizer_config.json")
 _CHAT = [{"role": "user", "content": "Hello"}]
+_REPLY = "Good day to you."
 
 
 class _Generation(Extension):
@@ -76,13 +77,27 @@ def render(template: str, switches: Mapping[str, bool]) -> str | None:
     Args:
         switches: further variables of the template.
     """
+    return _rendered(template, messages=_CHAT, add_generation_prompt=True, eos_token="", **switches)
+
+
+def behind_reply(template: str, eos_token: str) -> str | None:
+    """What the template writes behind a reply that ends a chat; None if it cannot render one here.
+
+    Args:
+        eos_token: the tokenizer's, as some templates write it.
+    """
+    chat = [*_CHAT, {"role": "assistant", "content": _REPLY}]
+    text = _rendered(template, messages=chat, add_generation_prompt=False, eos_token=eos_token)
+    return None if text is None or _REPLY not in text else text.rpartition(_REPLY)[2]
+
+
+def _rendered(template: str, **variables: object) -> str | None:
     environment = _environment()
     environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = lambda form: datetime.now(UTC).strftime(form)
     try:
-        compiled = environment.from_string(template)
-        return compiled.render(messages=_CHAT, add_generation_prompt=True, bos_token="", eos_token="", **switches)
+        return environment.from_string(template).render(bos_token="", **variables)
     except (TemplateError, TypeError, ValueError, LookupError, AttributeError):
         # Written for a chat of another form, or for an extension of its own tokenizer.
         return None

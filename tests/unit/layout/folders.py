@@ -42,6 +42,19 @@ def mlp(prefix: str, *, width: int = 8, inner: int = 16) -> dict[str, tuple[int,
     }
 
 
+PHI3 = {**QWEN3, "architectures": ["Phi3ForCausalLM"], "model_type": "phi3"}
+
+
+def phi3_tensors() -> dict[str, tuple[int, ...]]:
+    """As Phi-3 has them: q, k and v are one matrix, and gate and up are."""
+    tensors: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (100, 8)}
+    for layer in range(2):
+        prefix = f"model.layers.{layer}"
+        tensors |= {f"{prefix}.self_attn.qkv_proj.weight": (32, 8), f"{prefix}.self_attn.o_proj.weight": (8, 16)}
+        tensors |= {f"{prefix}.mlp.gate_up_proj.weight": (32, 8), f"{prefix}.mlp.down_proj.weight": (8, 16)}
+    return tensors
+
+
 def qwen3_tensors() -> dict[str, tuple[int, ...]]:
     tensors: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (100, 8), "model.norm.weight": (8,)}
     for layer in range(2):

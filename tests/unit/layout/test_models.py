@@ -19,7 +19,7 @@ from clawloop.core.errors import RecipeRejected, SetupError
 from clawloop.core.families.template import Thinking
 from clawloop.core.recipes.recipe import Loss, Recipe, Train
 from clawloop.training.model.checkpoint import read_architecture
-from tests.unit.layout.folders import QWEN3, attention, mlp, qwen3_tensors, write_folder
+from tests.unit.layout.folders import PHI3, QWEN3, attention, mlp, phi3_tensors, qwen3_tensors, write_folder
 from tests.unit.layout.test_memory import AWQ, write_quantised
 from tests.verbs import clawloop, refusal
 
@@ -174,9 +174,20 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
         read_model_shape(tmp_path / "nowhere")
 
 
-def test_an_architecture_without_projections_of_its_own_is_one_clear_line(tmp_path: Path) -> None:
-    tensors = {"model.embed_tokens.weight": (100, 8), "model.layers.0.self_attn.qkv_proj.weight": (48, 8)}
-    folder = write_folder(tmp_path / "fused", {**QWEN3, "architectures": ["Phi3ForCausalLM"]}, tensors)
+def test_fused_projections_have_the_sizes_of_those_apart(tmp_path: Path) -> None:
+    fused = read_model_shape(write_folder(tmp_path / "fused", PHI3, phi3_tensors()))
+    apart = read_model_shape(write_folder(tmp_path / "apart"))
+    assert (fused.query, fused.key, fused.inner, fused.kv) == (apart.query, apart.key, apart.inner, apart.kv)
+    assert fused.parameters == apart.parameters - 8 - 2 * 4  # the norms, which this one lacks
+    assert fused.lora.parameters(1) == 2 * (24 + 24)  # of o and down
+
+
+@pytest.mark.parametrize("features", [32, 48])
+def test_an_architecture_without_projections_of_its_own_is_one_clear_line(features: int, tmp_path: Path) -> None:
+    tensors = {"model.embed_tokens.weight": (100, 8), "model.layers.0.self_attn.qkv_proj.weight": (features, 8)}
+    if features == 48:  # not those of its heads
+        tensors["model.layers.0.self_attn.o_proj.weight"] = (8, 16)
+    folder = write_folder(tmp_path / "fused", PHI3, tensors)
     with pytest.raises(SetupError, match="is a Phi3ForCausalLM, whose attention has no q_proj and o_proj of its own"):
         read_model_shape(folder)
 

@@ -21,7 +21,7 @@ from clawloop.app.layout.plan import Shortage, arrange, plan, remedies
 from clawloop.app.layout.request import ENGINE_RANKS, Gpus, Limits, Request, TrainingNeeds, limits_for, needs_of
 from clawloop.core.errors import SetupError
 from clawloop.core.recipes.recipe import DEFAULT_RECIPE, WITHOUT_JUDGE
-from tests.unit.layout.folders import QWEN3, write_folder
+from tests.unit.layout.folders import PHI3, QWEN3, Shapes, phi3_tensors, qwen3_tensors, write_folder
 from tests.unit.layout.shapes import GIB, LLAMA_70B, QWEN3_4B, SMALL, decoder, request
 from tests.verbs import clawloop, refusal
 
@@ -382,14 +382,20 @@ def test_a_recipe_decides_rank_and_logits(model: str, tmp_path: Path) -> None:
     assert adapter["bytes"] == 16 * 64 * 2 * 152
 
 
-def test_a_family_that_the_trainer_does_not_know_is_served_alone(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "Olmo", {**QWEN3, "model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]})
+OLMO2 = {**QWEN3, "model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]}
+
+
+@pytest.mark.parametrize(("config", "tensors"), [(OLMO2, qwen3_tensors()), (PHI3, phi3_tensors())])
+def test_a_family_that_the_trainer_does_not_know_is_served_alone(
+    config: dict[str, object], tensors: Shapes, tmp_path: Path
+) -> None:
+    folder = write_folder(tmp_path / "other", config, tensors)
     done = clawloop("plan", "--model", str(folder), "--json")
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout)
     assert "trainer" not in [process["name"] for process in data["processes"]]
     [note] = [note for note in data["notes"] if "nothing is trained" in note]
-    assert "is of the family 'olmo2'; the trainer knows gemma3" in note
+    assert f"is of the family '{config['model_type']}'; the trainer knows gemma3" in note
 
 
 def test_what_cannot_fit_is_one_line(model: str) -> None:
