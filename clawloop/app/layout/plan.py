@@ -629,7 +629,12 @@ def _needed_rank(request: Request) -> int:
 def _notes(request: Request) -> Iterator[str]:
     model = request.model
     yield f"the model {model.chat}"
-    if model.chat.tool_parser is None:
+    if model.chat.unread_tools:
+        yield (
+            "requests whose model may call tools are refused (400), as no parser reads this model's calls: give "
+            "--tool-call-parser"
+        )
+    elif model.chat.tool_parser is None:
         yield (
             "tools of requests are left out, and named in X-Clawloop-Ignored: agents need a model whose template has "
             "tools, e.g. Qwen/Qwen3-1.7B, Qwen/Qwen3-4B or Qwen/Qwen3-8B, which learn on one GPU of 24, 40 or 64 GiB"

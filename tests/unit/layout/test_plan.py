@@ -20,6 +20,8 @@ from clawloop.app.layout.model_folder import ModelShape
 from clawloop.app.layout.plan import Shortage, arrange, plan, remedies
 from clawloop.app.layout.request import ENGINE_RANKS, Gpus, Limits, Request, TrainingNeeds, limits_for, needs_of
 from clawloop.core.errors import SetupError
+from clawloop.core.families.chat_format import ChatFormat
+from clawloop.core.families.template import Thinking
 from clawloop.core.recipes.recipe import DEFAULT_RECIPE, WITHOUT_JUDGE
 from tests.unit.layout.folders import QWEN3, write_folder
 from tests.unit.layout.shapes import GIB, LLAMA_70B, QWEN3_4B, SMALL, decoder, request
@@ -199,6 +201,20 @@ def test_gpus_that_nothing_takes_are_named() -> None:
     assert "GPU 4 is idle: the engines of its set take whole groups of GPUs" in found.notes
     found = plan(request(QWEN3_4B, (80,) * 3, serve=(0,), train=(2,)))
     assert "GPU 1 is in no set, and left alone" in found.notes
+
+
+@pytest.mark.parametrize(
+    ("chat", "said"),
+    [
+        (ChatFormat(Thinking.NEVER, None, None), "tools of requests are left out, and named in X-Clawloop-Ignored"),
+        (ChatFormat(Thinking.NEVER, None, None, unread_tools=True), "requests whose model may call tools are refused"),
+        (ChatFormat(Thinking.NEVER, "hermes", None), None),
+    ],
+)
+def test_a_note_says_what_becomes_of_tools(chat: ChatFormat, said: str | None) -> None:
+    notes = plan(request(replace(QWEN3_4B, chat=chat), (80,))).notes
+    about_tools = [note for note in notes if "tools" in note and note != f"the model {chat}"]
+    assert [note.startswith(str(said)) for note in about_tools] == ([] if said is None else [True])
 
 
 def test_a_refusal_names_the_part_the_numbers_and_ways_out() -> None:
