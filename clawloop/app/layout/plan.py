@@ -30,6 +30,7 @@ from clawloop.app.layout.memory import (
 from clawloop.app.layout.model_folder import require_trainable_weights
 from clawloop.app.layout.request import ENGINE_RANKS, FEWEST_LORAS, Gpus, Limits, Request
 from clawloop.core.errors import SetupError
+from clawloop.core.recipes.recipe import DEFAULT_RECIPE
 
 # Shortage -------------------------------------------------------------------------------------------------------------
 # A lack of memory, told in one sentence with numbers.
@@ -412,6 +413,8 @@ _SHORTEST = 1024
 _SMALLEST_BUDGET = 256
 _MOST_GPUS = 16
 _LARGEST_GIB = 2**20
+RATE_MEASURED_UP_TO = 300 * 10**6
+"""Parameters; the model that the default learning rate was measured on has 135 million."""
 _LINEAR_ATTENTION = "Qwen3_5"
 """Prefix of the architectures with linear attention, which vLLM cannot serve on a CPU."""
 
@@ -654,6 +657,13 @@ def _notes(request: Request) -> Iterator[str]:
             f"{model.architecture} is trained by transformers and PEFT, a sample at a time: what samples share is "
             "computed for each of them"
             + ("" if is_measured(model) else "; its memory was measured for Llama, Mistral and Gemma 3 alone")
+        )
+    if request.training is not None and request.training.default_rate and model.text_parameters > RATE_MEASURED_UP_TO:
+        optimiser = DEFAULT_RECIPE.train.optimiser
+        yield (
+            "the default learning rate was measured on a model of 135M parameters alone: whatever the size, an update "
+            f"moves the adapter by {optimiser.lr * optimiser.grad_clip / optimiser.epsilon:g} at most (lr · grad_clip "
+            "/ epsilon); change train.optimiser.lr in a recipe, see docs/learning.md, Rates by size"
         )
     if request.gpus is not None:
         yield "CUDA graphs and buffers between GPUs are estimates; the rest was compared on an H200, for a 4B Qwen3"

@@ -22,7 +22,7 @@ from clawloop.app.layout.request import ENGINE_RANKS, Gpus, Limits, Request, Tra
 from clawloop.core.errors import SetupError
 from clawloop.core.families.chat_format import ChatFormat
 from clawloop.core.families.template import Thinking
-from clawloop.core.recipes.recipe import DEFAULT_RECIPE, WITHOUT_JUDGE
+from clawloop.core.recipes.recipe import DEFAULT_RECIPE, WITHOUT_JUDGE, Recipe
 from tests.unit.layout.folders import QWEN3, write_folder
 from tests.unit.layout.shapes import GIB, LLAMA_70B, QWEN3_4B, SMALL, decoder, request
 from tests.verbs import clawloop, refusal
@@ -215,6 +215,20 @@ def test_a_note_says_what_becomes_of_tools(chat: ChatFormat, said: str | None) -
     notes = plan(request(replace(QWEN3_4B, chat=chat), (80,))).notes
     about_tools = [note for note in notes if "tools" in note and note != f"the model {chat}"]
     assert [note.startswith(str(said)) for note in about_tools] == ([] if said is None else [True])
+
+
+def test_a_note_says_what_size_of_model_the_default_rate_was_measured_on() -> None:
+    default, own = needs_of(DEFAULT_RECIPE), needs_of(Recipe(name="own"))
+    assert needs_of(WITHOUT_JUDGE).default_rate
+
+    def notes(model: ModelShape, training: TrainingNeeds | None) -> list[str]:
+        found = plan(request(model, (80,), training=training)).notes
+        return [note for note in found if "learning rate" in note]
+
+    [note] = notes(QWEN3_4B, default)
+    assert "a model of 135M parameters alone" in note
+    assert "moves the adapter by 0.5 at most" in note
+    assert notes(QWEN3_4B, own) == notes(QWEN3_4B, None) == notes(SMALL, default) == []
 
 
 def test_a_refusal_names_the_part_the_numbers_and_ways_out() -> None:
