@@ -145,6 +145,9 @@ FEWEST_CONTEXTS = 2
 CACHE_SHARE = 1 / 16
 """Share of the machine's memory for more contexts; without them vLLM recomputes concurrent replies again and again."""
 
+LAYERS_SHARE = 1 / 16
+"""Share of the machine's memory, as far as it is left, for layers that the trainer need not compute again."""
+
 
 def on_cpu(request: Request) -> Layout | Shortage:
     """One engine, one trainer, and the services beside them.
@@ -153,23 +156,26 @@ def on_cpu(request: Request) -> Layout | Shortage:
     where memory is short.
     """
     device = Device("memory", request.memory, int(request.memory * KEPT_FREE))
-    processes = _processes(request, int(request.memory * CACHE_SHARE))
-    if sum(process.bytes for process in processes) > device.usable:
-        processes = _processes(request, 0)
-    if sum(process.bytes for process in processes) > device.usable:
-        return Shortage(device, processes)
-    return Layout("cpu", (device,), processes, None, request.limits.max_model_len, ())
+    processes: tuple[Process, ...] = ()
+    for cache in (int(request.memory * CACHE_SHARE), 0):
+        processes = _processes(request, cache)
+        left = device.usable - sum(process.bytes for process in processes)
+        if left >= 0:
+            processes = _processes(request, cache, min(left, int(request.memory * LAYERS_SHARE)))
+            return Layout("cpu", (device,), processes, None, request.limits.max_model_len, ())
+    return Shortage(device, processes)
 
 
-def _processes(request: Request, cache: int) -> tuple[Process, ...]:
+def _processes(request: Request, cache: int, spare: int = 0) -> tuple[Process, ...]:
     """
     Args:
         cache: bytes of each engine's, if they hold `FEWEST_CONTEXTS`.
+        spare: bytes for layers that the trainer need not compute again.
     """
     engines = [_engine_on_cpu(request.for_engines, Role.ENGINE, cache)]
     if request.judge_model is not None:
         engines.append(_engine_on_cpu(request.for_judge, Role.JUDGE, cache))
-    learners = () if request.training is None else (_trainer_on_cpu(request),)
+    learners = () if request.training is None else (_trainer_on_cpu(request, spare),)
     return (*engines, *learners, *(_service(name, size, how) for name, (size, how) in SERVICES.items()))
 
 
@@ -210,12 +216,13 @@ def _engine_on_cpu(request: Request, role: Role, cache_bytes: int) -> Process:
     return Process(name, role, (), parts, why, words, table.engine_environment(()), cached)
 
 
-def _trainer_on_cpu(request: Request) -> Process:
+def _trainer_on_cpu(request: Request, spare: int) -> Process:
+    kept = memory_module.kept_tokens(request, spare)
     parts = (
-        *memory_module.rank_parts(request, 1, sharded=False),
+        *memory_module.rank_parts(request, 1, sharded=False, kept=kept),
         Part(PartName.RUNTIME, TRAINER_RUNTIME, "torch, and its threads' scratch"),
     )
-    words = table.trainer_arguments(request, 0)
+    words = table.trainer_arguments(request, 0, kept=kept)
     why = "holds the base model a second time"
     return Process("trainer", Role.TRAINER, (), parts, why, words, table.trainer_environment(()))
 

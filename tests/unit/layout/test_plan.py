@@ -231,6 +231,27 @@ def test_a_note_says_what_size_of_model_the_default_rate_was_measured_on() -> No
     assert notes(QWEN3_4B, own) == notes(QWEN3_4B, None) == notes(SMALL, default) == []
 
 
+def kept_on_cpu(model: ModelShape, memory: float, limits: Limits) -> int:
+    """Tokens of the largest micro-batch of which no layer is computed again; 0: all are."""
+    layout = plan(request(model, None, memory=memory, limits=limits))
+    assert layout.used(0) <= layout.devices[0].usable
+    [trainer] = [process for process in layout.processes if process.role is Role.TRAINER]
+    given = dict(zip(trainer.arguments, trainer.arguments[1:], strict=False))
+    return int(given.get("--recompute-beyond", "0"))
+
+
+def test_the_trainer_on_a_cpu_keeps_the_layers_that_memory_has_room_for() -> None:
+    model = decoder(vocab=49152, width=576, inner=1536, layers=30, heads=9, kv_heads=3, head_dim=64)
+    limits = Limits(max_model_len=8192, max_sample_tokens=8192)
+    kept = [kept_on_cpu(model, memory, limits) for memory in (8, 24, 512)]
+    assert 500 < kept[0] < kept[1] < kept[2]
+    assert kept[2] == limits.micro_batch  # all that it may ever read at once
+    mixed = replace(model, architecture="Gemma3ForCausalLM")
+    assert kept_on_cpu(mixed, 512, limits) == 0  # a sample at a time, by transformers
+    on_gpus = plan(request(QWEN3_4B, (80, 80))).processes[-1]
+    assert "--recompute-beyond" not in on_gpus.arguments
+
+
 def test_a_refusal_names_the_part_the_numbers_and_ways_out() -> None:
     with pytest.raises(SetupError) as refused:
         plan(request(QWEN3_4B, (30,)))
@@ -506,6 +527,9 @@ def test_the_trainer_takes_its_arguments() -> None:
     assert parsed.params["max_tokens"] == 32768
     assert parsed.params["micro_batch_tokens"] == 8192
     assert parsed.params["device"] == "cuda"
+    on_cpu = next(each for each in plan(request(QWEN3_4B, None)).processes if each.role is Role.TRAINER)
+    parsed = command.commands["trainer"].make_context("trainer", list(on_cpu.arguments))
+    assert parsed.params["recompute_beyond"] > 0
 
 
 # docs/gpus.md says what `clawloop plan` says.
