@@ -82,7 +82,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", default=[""], help="only faults whose kind holds one of these texts")
     parser.add_argument("--ranks", type=int, default=1, help="of the trainer; several can die one by one")
     parser.add_argument("--judges", type=int, default=1, help="workers that judge; several can die one by one")
-    parser.add_argument("--hints", action="store_true", help="learn by hints and practise a lesson, too")
+    hints = "learn by hints and practise a lesson, too; with --no-vllm, as random weights give no hint that counts"
+    parser.add_argument("--hints", action="store_true", help=hints)
     parser.add_argument("--no-vllm", action="store_true", help="a stand-in engine without a model, on a busy machine")
     parser.add_argument("--out", type=Path, help="a file for the outcomes as JSON")
     return parser.parse_args()

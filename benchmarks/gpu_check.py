@@ -278,10 +278,31 @@ def tests(chosen: Sequence[str], small: str, options: Options) -> None:
 
 def demo(options: Options) -> None:
     """The demo, in bfloat16 where there is a GPU; each line it prints with the seconds since its start."""
-    folder = options.folder / "demo"
+    _run_demo(options, options.folder / "demo")
+
+
+def demo_on_smollm2(options: Options) -> None:
+    """The same on SmolLM2 in the toy's place, from `.wheels` if they are there."""
+    from clawloop.app.models.library import SMOLLM2, find_model
+    from clawloop.core.errors import SetupError
+
+    os.environ.update(_carried())
+    try:
+        model = find_model(SMOLLM2, options.folder / "models")
+    except SetupError as error:
+        raise NotRun(str(error)) from None
+    _run_demo(options, options.folder / "demo-smollm2", f"--model={model}")
+
+
+def _carried() -> dict[str, str]:
+    """Variables by which pip finds SmolLM2 in `.wheels`."""
+    return {"PIP_FIND_LINKS": str(WHEELS), "PIP_NO_INDEX": "1"} if WHEELS.is_dir() else {}
+
+
+def _run_demo(options: Options, folder: Path, *given: str) -> None:
     folder.mkdir()
     command = [sys.executable, "-m", "clawloop.app.cli.main", "demo", "run", f"--data={folder}", f"--out={folder}"]
-    command += ["--interactions=8"] if options.small else []
+    command += [*given, *(["--interactions=8"] if options.small else [])]
     began = time.monotonic()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
         assert run.stdout is not None
@@ -317,9 +338,8 @@ def up(options: Options) -> None:
     (folder / "rated.toml").write_text(_RATED)
     wanted, asked = (1, ["--max-model-len=1152"]) if options.small else (3, ["--model=smollm2"])
     began, took, failed = time.monotonic(), list[float](), list[str]()
-    carried = {"PIP_FIND_LINKS": str(WHEELS), "PIP_NO_INDEX": "1"} if WHEELS.is_dir() else {}
     recipe = f"--recipe={folder / 'rated.toml'}"
-    with running_up(folder / "data", folder / "up.log", recipe, *asked, settings=carried) as started:
+    with running_up(folder / "data", folder / "up.log", recipe, *asked, settings=_carried()) as started:
         url = started.line(r"gateway +(http://127\.0\.0\.1:\d+)/v1$")
         for part in ("vllm", "trainer", "combined-worker"):
             started.line(rf"({part} ready) at ")
@@ -413,6 +433,7 @@ SERVING = (
     Part("restart beside a resident trainer", 75, partial(tests, [_ENGINES, "-k", "restarted"], "")),
     Part("up, eight clients, three versions", 120, up),
     Part("engines at each precision", 120, partial(tests, [_ENGINES, "-k", "log_probs and not gptq"], "")),
+    Part("demo on SmolLM2", 240, demo_on_smollm2),
 )
 PROGRAMS = {"trainer": (TRAINER, 240.0), "serving": (SERVING, 300.0)}
 

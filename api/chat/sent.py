@@ -12,7 +12,7 @@ from pydantic import JsonValue
 from clawloop.core.contracts.lessons import ShownLesson
 from clawloop.core.contracts.serving import ServedModel
 from clawloop.core.errors import EngineRejected
-from clawloop.core.families.orders import SENT_BY, request_as_sent
+from clawloop.core.families.orders import OF_TOOLS, SENT_BY, request_as_sent
 from clawloop.core.lessons.prompt import DEFAULT_SYSTEM, has_system, with_lessons
 
 # Not sampling settings of the turn: recorded elsewhere, or about the client and not the tokens.
@@ -109,7 +109,7 @@ def sent_to(
         body = body | {"messages": with_lessons(body["messages"], texts, default_system)}
     sent = request_as_sent(body, model.rules)
     rules = tuple(sorted(model.rules)) if sent.get("messages") is not body.get("messages") else ()
-    ignored = ("tools",) if "tools" in body and "tools" not in sent else ()
+    ignored = tuple(name for name in OF_TOOLS if body.get(name) is not None and name not in sent)
     context = model.context if room is None else room.context
     most = model.context if room is None else room.reply
     limits = [body[name] for name in _LIMITS if isinstance(body.get(name), int)]

@@ -516,6 +516,7 @@ class StepRunner:
                 device=self._device,
                 max_tokens=self._setup.max_tokens,
                 backend=self._setup.backend,
+                recompute_beyond=self._setup.recompute_beyond,
                 quantisation=self._setup.quantise,
             )
         self._stamp = stamp

@@ -134,9 +134,12 @@ async def test_tools_that_the_template_does_not_know_are_left_out_and_named(engi
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
     try:
         async with running_gateway(tmp_path, engines=[engine]) as gateway:
-            answer = await post(gateway, CHAT, chat_body(tools=[tool], tool_choice="auto", store=True))
-            assert answer.headers["x-clawloop-ignored"] == "store, tools"
-            assert not {"tools", "tool_choice"} & set(engine.requests[-1])
+            given = chat_body(tools=[tool], tool_choice="auto", parallel_tool_calls=True, store=True)
+            answer = await post(gateway, CHAT, given)
+            assert answer.headers["x-clawloop-ignored"] == "store, tools, tool_choice, parallel_tool_calls"
+            assert not {"tools", "tool_choice", "parallel_tool_calls"} & set(engine.requests[-1])
+            answer = await post(gateway, CHAT, chat_body(tools=[tool], tool_choice=None))
+            assert answer.headers["x-clawloop-ignored"] == "tools"
             assert (await last_turn(gateway)).tools is None
     finally:
         engine.template = None

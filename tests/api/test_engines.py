@@ -334,7 +334,7 @@ async def test_grammars_of_all_keys_together_leave_some_of_the_engine(tmp_path: 
 
 
 @pytest.mark.parametrize("with_chats", [True, False])
-async def test_judges_precede_chats_on_our_engines_and_other_servers_get_no_field_of_vllm(
+async def test_judges_stand_behind_chats_on_our_engines_and_other_servers_get_no_field_of_vllm(
     with_chats: bool, engine: FakeEngine
 ) -> None:
     def here(_: str) -> list[Endpoint]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -17,14 +16,13 @@ from starlette.routing import Route
 
 from clawloop.core.judging.hints import CONTROL_HINT
 from tests.fakes.engine import PROMPT_IDS, FakeEngine, serving
-from tests.fakes.judge import first_token
+from tests.fakes.judge import BLOCK, first_token
 from tests.fakes.replies import Reply
 
 SLOTS = 4
 HINT = "Say it in fewer words."
 LESSON = "Answer in one word."
 ADDED_IDS = {9: HINT, 8: LESSON, 7: CONTROL_HINT}
-_NO_HINT = re.compile(r"no hint (\w+)$")  # the end of a grammar for hints
 _FIRST_TOKENS = ("1", "0", "-")  # of the three votes
 
 
@@ -102,8 +100,8 @@ def _answers(body: dict[str, Any]) -> list[str]:
         return []
     if isinstance(choice := form.get("choice"), list):
         return choice
-    hint = _NO_HINT.search(str(form.get("regex")))
-    return [] if hint is None else [hint[0], f"hint {hint[1]}: {HINT}"]
+    tag = BLOCK.search(json.dumps(body["messages"])) if "regex" in form else None
+    return [] if tag is None else [f"no hint {tag[1]}", f"hint {tag[1]}: {HINT}"]
 
 
 @asynccontextmanager

@@ -38,13 +38,16 @@ class Up:
 
 
 @contextmanager
-def up(data: Path, output: Path, *options: str, settings: Mapping[str, str] | None = None) -> Iterator[Up]:
+def up(
+    data: Path, output: Path, *options: str, settings: Mapping[str, str] | None = None, tiny: bool = True
+) -> Iterator[Up]:
     """
     Args:
-        options: of the command, beside the folder and the ports; without `--model` it gets the tiny model.
+        options: of the command, beside the folder and the ports.
         settings: environment variables.
+        tiny: without `--model` it gets the tiny model; else the one that the command chooses.
     """
-    if not any(option.startswith("--model") for option in options):
+    if tiny and not any(option.startswith("--model") for option in options):
         options = (*options, "--model", str(ensure_tiny_model(data / "models")))
     with output.open("wb") as written:
         process = subprocess.Popen(
@@ -63,6 +66,6 @@ def up(data: Path, output: Path, *options: str, settings: Mapping[str, str] | No
 
 
 def _environment() -> dict[str, str]:
-    """This process's environment without the variables that make `up` use external parts."""
-    removed = {"DATABASE_URL", "TEMPORAL_ADDRESS", "CLAWLOOP_ENGINES", "CLAWLOOP_DATA"}
+    """This process's environment without the variables that make `up` use external parts or another model."""
+    removed = {"DATABASE_URL", "TEMPORAL_ADDRESS", "CLAWLOOP_ENGINES", "CLAWLOOP_DATA", "CLAWLOOP_MODEL"}
     return {name: value for name, value in os.environ.items() if name not in removed} | {"OMP_NUM_THREADS": "1"}

@@ -561,6 +561,12 @@ def test_the_engine_makes_no_outgoing_requests() -> None:
     assert "VLLM_SERVER_DEV_MODE" not in environment  # it would open /pause and /collective_rpc
 
 
+def test_a_grammar_has_time_to_compile_on_a_busy_cpu() -> None:
+    limit = "VLLM_REGEX_COMPILATION_TIMEOUT_S"
+    assert int(launch(QWEN3_4B, OPTIONS, {}).environment[limit]) >= 10 * 5  # ten times vLLM's
+    assert launch(QWEN3_4B, OPTIONS, {limit: "7"}).environment[limit] == "7"
+
+
 def test_properties_are_read_from_the_model_folder(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "Qwen3-4B")
     template = "<tool_call>{% if enable_thinking is false %}<think></think>{% endif %}"

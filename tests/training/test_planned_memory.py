@@ -73,10 +73,15 @@ def samples(vocab: int, lengths: Sequence[tuple[int, int]], *, shared: int = 0) 
 
 
 def measured_step(
-    folder: Path, dtype: torch.dtype, recipe: Train, batch: list[BatchSample], budget: int = 1
+    folder: Path, dtype: torch.dtype, recipe: Train, batch: list[BatchSample], budget: int = 1, kept: int = 0
 ) -> tuple[int, ModelShape]:
-    """Peak bytes of a second step's tensors beyond model, adapter and optimiser."""
-    model = load_torchtune_model(folder, LoraShape(rank=16, alpha=32.0), dtype=dtype, device=torch.device("cpu"))
+    """Peak bytes of a second step's tensors beyond model, adapter and optimiser.
+
+    Args:
+        kept: tokens of the largest micro-batch of which no layer is computed again.
+    """
+    lora, cpu = LoraShape(rank=16, alpha=32.0), torch.device("cpu")
+    model = load_torchtune_model(folder, lora, dtype=dtype, device=cpu, recompute_beyond=kept)
     optimizer = make_optimizer(model, recipe.optimiser)
     limits = Limits(budget, 8192, model.architecture.vocab_size)
     train_step(model, optimizer, batch, recipe, limits)
@@ -103,6 +108,33 @@ def test_activations_are_what_was_planned(shape: str, dtype: torch.dtype, tmp_pa
     planned = memory.working_bytes(found, TrainingNeeds(), dtype.itemsize, tokens=2000, responses=11, longest=11)
     assert planned[1] == 0
     assert planned[0] == pytest.approx(measured, rel=0.2 if dtype is torch.bfloat16 and COPIES_BFLOAT16 else 0.1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_layers_that_are_kept_take_what_was_planned(shape: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    folder = save_model(tmp_path, dtype, vocab_size=512, num_hidden_layers=6, head_dim=32, **SHAPES[shape])
+    batch = samples(512, [(990, 11), (980, 11)])
+    measured, found = measured_step(folder, dtype, RECIPES["plain"][0], batch, kept=1000)
+
+    def planned(recomputed: bool) -> int:
+        needs, b = TrainingNeeds(), dtype.itemsize
+        return sum(memory.working_bytes(found, needs, b, tokens=1000, responses=11, longest=11, recomputed=recomputed))
+
+    assert planned(False) == pytest.approx(measured, rel=0.2 if dtype is torch.bfloat16 and COPIES_BFLOAT16 else 0.1)
+    assert measured > 2 * planned(True)
+
+
+def test_kept_layers_of_a_chat_that_shares_its_beginning_take_what_was_planned(tmp_path: Path) -> None:
+    folder = save_model(
+        tmp_path, torch.float32, vocab_size=512, num_hidden_layers=6, head_dim=32, **SHAPES["like Qwen3"]
+    )
+    batch = samples(512, [(900, 101)] * 10, shared=900)
+    measured, found = measured_step(folder, torch.float32, RECIPES["plain"][0], batch, budget=2000, kept=2000)
+    planned = memory.working_bytes(
+        found, TrainingNeeds(), 4, tokens=1900, responses=1010, longest=101, joined=1000, recomputed=False
+    )
+    assert sum(planned) == pytest.approx(measured, rel=0.1)
 
 
 @pytest.mark.parametrize(("recipe", "responses"), [*((recipe, 300) for recipe in RECIPES), ("plain", 2500)])

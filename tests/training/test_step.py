@@ -16,12 +16,13 @@ from clawloop.core.ids import new_episode_id
 from clawloop.core.recipes.recipe import Advantage, Bounds, Distillation, Loss, Optimiser, Train
 from clawloop.training.batch import plain_sequence
 from clawloop.training.model.decoder import TorchtuneModel, load_torchtune_model
+from clawloop.training.model.loading import load_model
 from clawloop.training.model.port import LoraShape, adapter_tensors
 from clawloop.training.packing import Limits, collate
 from clawloop.training.ranks import Progress
 from clawloop.training.step import make_optimizer, train_step
 from tests.training.plain_step import peft_model, plain_gradients, plain_logprobs
-from tests.training.tiny import VOCAB, random_batch, sample_id, shake_adapter
+from tests.training.tiny import VOCAB, random_batch, random_sequences, sample_id, shake_adapter
 
 CPU = torch.device("cpu")
 FAR = sample_id(99)
@@ -100,6 +101,18 @@ def test_gradient_checkpointing_does_not_change_the_gradient(qwen3: Path) -> Non
         step(model, random_batch(model), Train(optimiser=UNCLIPPED))
         found.append(gradients(model))
     assert relative_error(found[0], found[1]) < 1e-6
+
+
+@pytest.mark.parametrize(("beyond", "times"), [(0, 2), (31, 2), (32, 1)])
+def test_layers_of_a_small_micro_batch_are_computed_once(beyond: int, times: int, qwen3: Path) -> None:
+    model = load_model(qwen3, LoraShape(), dtype=torch.float32, device=CPU, recompute_beyond=beyond)
+    assert isinstance(model, TorchtuneModel)
+    computed: list[object] = []
+    model.layers[0].register_forward_pre_hook(lambda *_: computed.append(None))
+    packed = collate(random_sequences([(9, 5), (3, 17)]), [0, 1])
+    assert len(packed.tokens_S) == 32
+    model(packed).logprobs_N.sum().backward()
+    assert len(computed) == times
 
 
 @pytest.mark.parametrize(("of", "divergence"), [("student", "reverse"), ("teacher", "reverse"), ("teacher", "forward")])

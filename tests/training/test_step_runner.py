@@ -6,13 +6,14 @@ import errno
 import itertools
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
+from torch.utils.checkpoint import checkpoint
 
 from clawloop.core.adapters.directory import WEIGHTS_FILE
 from clawloop.core.contracts.training import BatchSample, VersionRef, YardstickReply
@@ -31,6 +32,7 @@ from clawloop.core.ids import new_sample_id
 from clawloop.core.recipes.recipe import Bounds, Distillation, Lora, Loss, Optimiser, Recipe
 from clawloop.training import step_runner
 from clawloop.training.adapters import files
+from clawloop.training.model import decoder
 from clawloop.training.model.port import PolicyModel
 from clawloop.training.ranks import ignore_status
 from clawloop.training.scoring import score_replies
@@ -241,6 +243,26 @@ def test_a_model_is_loaded_again_when_its_files_change(batches: dict[int, list[B
     assert take(model, batches[1], 1, None).sha256 != first.sha256
     with pytest.raises(AdapterUnusable, match="another tiny"):
         take(model, batches[2], 2, first)
+
+
+@pytest.mark.parametrize(("beyond", "again"), [(0, True), (10_000, False)])
+def test_a_step_computes_layers_again_as_its_setup_says(
+    beyond: int,
+    again: bool,
+    qwen3: Path,
+    batches: dict[int, list[BatchSample]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    computed: list[object] = []
+
+    def noted(function: Callable[..., object], *arguments: object, **named: Any) -> object:
+        computed.append(function)
+        return checkpoint(function, *arguments, **named)
+
+    monkeypatch.setattr(decoder, "checkpoint", noted)
+    take(StepRunner(setup_of(qwen3, tmp_path, recompute_beyond=beyond)), batches[1], 1, None)
+    assert any(isinstance(function, decoder.TransformerSelfAttentionLayer) for function in computed) == again
 
 
 def test_a_policy_of_another_base_waits_for_its_own_trainer(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from clawloop.core.errors import SetupError
-from clawloop.training.setup import TrainerSetup
+from clawloop.training.setup import TrainerSetup, cores
 from tests.training.tiny import save_checkpoint
 from tests.verbs import clawloop, refusal
 
@@ -99,3 +100,37 @@ def test_a_trainer_that_had_a_gpu_does_not_go_on_silently_on_the_cpu(
     # The folder may be shared: another machine never had one.
     monkeypatch.setattr(socket, "gethostname", lambda: "another")
     assert setup.torch_device().type == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("quota", "expected"),
+    [
+        ("200000 100000", 2),
+        ("150000 100000", 2),
+        ("1000 100000", 1),
+        ("max 100000", 3),
+        ("6400000 100000", 3),
+        (None, 3),
+    ],
+)
+def test_there_is_a_thread_for_each_core_that_the_process_may_use(
+    quota: str | None, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 64 cores a container may have three by affinity, or fewer by its quota."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 5, 9})
+    if quota is not None:
+        (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+        (tmp_path / "sys/fs/cgroup/cpu.max").write_text(f"{quota}\n")
+    assert cores(tmp_path) == expected
+
+
+def test_a_trainer_computes_on_no_more_threads_than_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {5})
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        TrainerSetup(model=tmp_path, adapters=tmp_path).bound_threads()
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(threads)

@@ -112,6 +112,14 @@ def trainer(
             "with a long one.",
         ),
     ] = 8192,
+    recompute_beyond: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Layers of a micro-batch of more tokens are computed again in the backward pass: less memory, more "
+            "time. For torchtune.",
+        ),
+    ] = 0,
     backend: Annotated[
         BackendName | None,
         typer.Option(help="The library that computes the model. Default: torchtune for what it supports."),
@@ -145,6 +153,7 @@ def trainer(
         dtype=None if dtype is None else dtype.value,
         max_tokens=max_tokens,
         micro_batch_tokens=micro_batch_tokens,
+        recompute_beyond=recompute_beyond,
         backend=None if backend is None else backend.value,
         quantise=None if quantise is None else "nf4",
         engines_quantised=engines_quantised,

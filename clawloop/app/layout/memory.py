@@ -399,6 +399,7 @@ def _mask(model: ModelShape, tokens: int, number_bytes: int) -> int:
 LOGITS_AT_ONCE = 2**26
 """`clawloop.training.model`: more logits than that are computed chunk by chunk, each anew in the backward pass."""
 
+_KEPT_STEP = 128
 # Buffers of NCCL between GPUs of one machine.
 TRAINER_NCCL_BUFFERS = GIB
 # Share of a step's temporary memory that torch's allocator holds in pieces too small for the next tensor: 8 %
@@ -460,11 +461,28 @@ def one_layer(model: ModelShape, needs: TrainingNeeds, tokens: int, number_bytes
     b = number_bytes
     wide = 4 if b == 2 else 0  # what a norm casts to float32 is a copy, unless it was float32
     norms = model.width * (2 * (wide + b) + b + (b if b == 4 else 0))
-    head_norms = (model.query + model.key) * 4 if model.head_norm else 0
-    attention = 4 * model.query * b + head_norms + 4 * model.head_dim * b + (model.query * b if joined else 0)
+    attention = _read_in_attention(model, b, joined)
     in_mlp = tokens * (6 * model.inner * b + 6 * needs.rank * b)
     in_attention = tokens * model.width * b + max(6 * tokens, tokens + 8 * joined) * model.query * b
     return tokens * (norms + attention) + max(in_mlp, in_attention)
+
+
+def kept_layer(model: ModelShape, needs: TrainingNeeds, tokens: int, number_bytes: int, joined: int = 0) -> int:
+    """A layer's tensors that its backward pass reads, where they are kept and not computed again.
+
+    The norms' inputs in float32, and outputs (2·D·(4 + b)); of attention what `one_layer` counts; gate, its activation,
+    up, and their product (4·I·b); the low-rank products (7·r·b).
+    """
+    b = number_bytes
+    of_inner = 4 * model.inner * b + 7 * needs.rank * b
+    return tokens * (2 * model.width * (4 + b) + _read_in_attention(model, b, joined) + of_inner)
+
+
+def _read_in_attention(model: ModelShape, number_bytes: int, joined: int) -> int:
+    """Of a token, as `one_layer` says."""
+    b = number_bytes
+    head_norms = (model.query + model.key) * 4 if model.head_norm else 0
+    return 4 * model.query * b + head_norms + 4 * model.head_dim * b + (model.query * b if joined else 0)
 
 
 def logits(model: ModelShape, needs: TrainingNeeds, positions: int, longest: int | None = None) -> int:
@@ -495,6 +513,7 @@ def working_bytes(
     longest: int | None = None,
     joined: int = 0,
     packed: bool = True,
+    recomputed: bool = True,
 ) -> tuple[int, int]:
     """Activations of the pass with gradient, and what logits take beyond them: they come before any layer's.
 
@@ -503,15 +522,19 @@ def working_bytes(
         responses, longest: positions whose logits are computed, see `logits`.
         joined: see `one_layer`.
         packed: see `is_packed`.
+        recomputed: of each layer only its input is kept for the backward pass; False, of packed samples: all it reads.
     """
-    inputs = layer_inputs(model, tokens, number_bytes)
+    kept = 0 if recomputed else kept_layer(model, needs, tokens, number_bytes, joined)
+    # The last layer is the one with its gradients.
+    others = (model.layers - 1) * kept + tokens * model.width * number_bytes
+    inputs = layer_inputs(model, tokens, number_bytes) if recomputed else others
     if packed:
         layer = one_layer(model, needs, tokens, number_bytes, joined)
     else:
         layer = one_peft_layer(model, needs, tokens, number_bytes)
     # The last layer's output, its norm's input in float32, and the gradients of both.
     ends = tokens * model.width * (8 + 2 * number_bytes)
-    chunk = logits(model, needs, responses, longest) + ends
+    chunk = logits(model, needs, responses, longest) + ends + kept
     return inputs + layer, max(0, chunk - layer)
 
 
@@ -523,12 +546,35 @@ def reading_hints(model: ModelShape, needs: TrainingNeeds, tokens: int, number_b
     return (1 + needs.hints) * tokens * number_bytes * (4 * model.width + 3 * model.inner + 3 * model.query)
 
 
-def rank_parts(request: Request, ranks: int, *, sharded: bool) -> tuple[Part, ...]:
+def kept_tokens(request: Request, spare: int) -> int:
+    """Tokens of a micro-batch of which all layers are kept until the backward pass reads them, so that none is computed
+    again: as many as fit into what the largest micro-batch takes, and `spare` bytes."""
+    limits = request.limits
+    if not is_packed(request.model, limits.max_sample_tokens) or request.quantise is not None:
+        return 0
+    room = sum(_activations(request, limits.micro_batch)) + spare
+    steps = range(_KEPT_STEP, limits.micro_batch + 1, _KEPT_STEP)
+    return max((n for n in steps if sum(_activations(request, n, recomputed=False)) <= room), default=0)
+
+
+def _activations(request: Request, tokens: int, *, recomputed: bool = True) -> tuple[int, int]:
+    """`working_bytes` of a micro-batch of so many tokens, or what is read without gradient, if that is more."""
+    model, needs, b = request.model, request.training, request.number_bytes
+    assert needs is not None
+    packed, longest = is_packed(model, request.limits.max_sample_tokens), min(request.limits.max_sample_tokens, tokens)
+    inner, beyond = working_bytes(
+        model, needs, b, tokens=tokens, responses=tokens, joined=longest, packed=packed, recomputed=recomputed
+    )
+    return max(inner, reading_hints(model, needs, tokens, b)), beyond
+
+
+def rank_parts(request: Request, ranks: int, *, sharded: bool, kept: int = 0) -> tuple[Part, ...]:
     """Memory of one rank on its GPU, or of the trainer in the machine's memory.
 
     Args:
         ranks: how many there are.
         sharded: the base model and the adapter are divided among them (FSDP2), not whole in each.
+        kept: see `kept_tokens`.
     """
     model, limits, needs, b = request.model, request.limits, request.training, request.number_bytes
     assert needs is not None
@@ -537,15 +583,14 @@ def rank_parts(request: Request, ranks: int, *, sharded: bool) -> tuple[Part, ..
     quantised = request.quantise is not None
     base = base_bytes(model, b, limits.max_sample_tokens, quantised=quantised)
     adapter = adapter_bytes(model, needs)
-    inner, beyond = working_bytes(
-        model, needs, b, tokens=tokens, responses=tokens, joined=limits.max_sample_tokens, packed=packed
-    )
-    inner = max(inner, reading_hints(model, needs, tokens, b))
+    inner, beyond = _activations(request, tokens)
+    if kept:
+        inner = max(inner, sum(_activations(request, kept, recomputed=False)) - beyond)
     share = ranks if sharded else 1
-    kept = f"4 bits and {request.dtype}" if quantised else request.dtype
+    stored = f"4 bits and {request.dtype}" if quantised else request.dtype
     divided = f" / {ranks} ranks" if sharded else ""
     parts = [
-        Part(PartName.WEIGHTS, -(-base // share), f"{model.text_parameters:,} in {kept}{divided}"),
+        Part(PartName.WEIGHTS, -(-base // share), f"{model.text_parameters:,} in {stored}{divided}"),
         Part(
             PartName.ADAPTER,
             -(-adapter // share),
@@ -555,7 +600,8 @@ def rank_parts(request: Request, ranks: int, *, sharded: bool) -> tuple[Part, ..
             PartName.ACTIVATIONS,
             inner,
             f"{tokens:,} tokens: a sample of {limits.max_sample_tokens:,}"
-            + (" and what shares its beginning" if packed else ", alone"),
+            + (" and what shares its beginning" if packed else ", alone")
+            + (f"; of {kept:,} all layers are kept" if kept else ""),
         ),
         Part(
             PartName.LOGITS,

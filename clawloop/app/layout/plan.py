@@ -30,6 +30,7 @@ from clawloop.app.layout.memory import (
 from clawloop.app.layout.model_folder import require_trainable_weights
 from clawloop.app.layout.request import ENGINE_RANKS, FEWEST_LORAS, Gpus, Limits, Request
 from clawloop.core.errors import SetupError
+from clawloop.core.recipes.recipe import DEFAULT_RECIPE
 
 # Shortage -------------------------------------------------------------------------------------------------------------
 # A lack of memory, told in one sentence with numbers.
@@ -144,6 +145,9 @@ FEWEST_CONTEXTS = 2
 CACHE_SHARE = 1 / 16
 """Share of the machine's memory for more contexts; without them vLLM recomputes concurrent replies again and again."""
 
+LAYERS_SHARE = 1 / 16
+"""Share of the machine's memory, as far as it is left, for layers that the trainer need not compute again."""
+
 
 def on_cpu(request: Request) -> Layout | Shortage:
     """One engine, one trainer, and the services beside them.
@@ -152,23 +156,26 @@ def on_cpu(request: Request) -> Layout | Shortage:
     where memory is short.
     """
     device = Device("memory", request.memory, int(request.memory * KEPT_FREE))
-    processes = _processes(request, int(request.memory * CACHE_SHARE))
-    if sum(process.bytes for process in processes) > device.usable:
-        processes = _processes(request, 0)
-    if sum(process.bytes for process in processes) > device.usable:
-        return Shortage(device, processes)
-    return Layout("cpu", (device,), processes, None, request.limits.max_model_len, ())
+    processes: tuple[Process, ...] = ()
+    for cache in (int(request.memory * CACHE_SHARE), 0):
+        processes = _processes(request, cache)
+        left = device.usable - sum(process.bytes for process in processes)
+        if left >= 0:
+            processes = _processes(request, cache, min(left, int(request.memory * LAYERS_SHARE)))
+            return Layout("cpu", (device,), processes, None, request.limits.max_model_len, ())
+    return Shortage(device, processes)
 
 
-def _processes(request: Request, cache: int) -> tuple[Process, ...]:
+def _processes(request: Request, cache: int, spare: int = 0) -> tuple[Process, ...]:
     """
     Args:
         cache: bytes of each engine's, if they hold `FEWEST_CONTEXTS`.
+        spare: bytes for layers that the trainer need not compute again.
     """
     engines = [_engine_on_cpu(request.for_engines, Role.ENGINE, cache)]
     if request.judge_model is not None:
         engines.append(_engine_on_cpu(request.for_judge, Role.JUDGE, cache))
-    learners = () if request.training is None else (_trainer_on_cpu(request),)
+    learners = () if request.training is None else (_trainer_on_cpu(request, spare),)
     return (*engines, *learners, *(_service(name, size, how) for name, (size, how) in SERVICES.items()))
 
 
@@ -209,12 +216,13 @@ def _engine_on_cpu(request: Request, role: Role, cache_bytes: int) -> Process:
     return Process(name, role, (), parts, why, words, table.engine_environment(()), cached)
 
 
-def _trainer_on_cpu(request: Request) -> Process:
+def _trainer_on_cpu(request: Request, spare: int) -> Process:
+    kept = memory_module.kept_tokens(request, spare)
     parts = (
-        *memory_module.rank_parts(request, 1, sharded=False),
+        *memory_module.rank_parts(request, 1, sharded=False, kept=kept),
         Part(PartName.RUNTIME, TRAINER_RUNTIME, "torch, and its threads' scratch"),
     )
-    words = table.trainer_arguments(request, 0)
+    words = table.trainer_arguments(request, 0, kept=kept)
     why = "holds the base model a second time"
     return Process("trainer", Role.TRAINER, (), parts, why, words, table.trainer_environment(()))
 
@@ -412,6 +420,8 @@ _SHORTEST = 1024
 _SMALLEST_BUDGET = 256
 _MOST_GPUS = 16
 _LARGEST_GIB = 2**20
+RATE_MEASURED_UP_TO = 300 * 10**6
+"""Parameters; the model that the default learning rate was measured on has 135 million."""
 _LINEAR_ATTENTION = "Qwen3_5"
 """Prefix of the architectures with linear attention, which vLLM cannot serve on a CPU."""
 
@@ -629,7 +639,12 @@ def _needed_rank(request: Request) -> int:
 def _notes(request: Request) -> Iterator[str]:
     model = request.model
     yield f"the model {model.chat}"
-    if model.chat.tool_parser is None:
+    if model.chat.unread_tools:
+        yield (
+            "requests whose model may call tools are refused (400), as no parser reads this model's calls: give "
+            "--tool-call-parser"
+        )
+    elif model.chat.tool_parser is None:
         yield (
             "tools of requests are left out, and named in X-Clawloop-Ignored: agents need a model whose template has "
             "tools, e.g. Qwen/Qwen3-1.7B, Qwen/Qwen3-4B or Qwen/Qwen3-8B, which learn on one GPU of 24, 40 or 64 GiB"
@@ -649,6 +664,13 @@ def _notes(request: Request) -> Iterator[str]:
             f"{model.architecture} is trained by transformers and PEFT, a sample at a time: what samples share is "
             "computed for each of them"
             + ("" if is_measured(model) else "; its memory was measured for Llama, Mistral and Gemma 3 alone")
+        )
+    if request.training is not None and request.training.default_rate and model.text_parameters > RATE_MEASURED_UP_TO:
+        optimiser = DEFAULT_RECIPE.train.optimiser
+        yield (
+            "the default learning rate was measured on a model of 135M parameters alone: whatever the size, an update "
+            f"moves the adapter by {optimiser.lr * optimiser.grad_clip / optimiser.epsilon:g} at most (lr · grad_clip "
+            "/ epsilon); change train.optimiser.lr in a recipe, see docs/learning.md, Rates by size"
         )
     if request.gpus is not None:
         yield "CUDA graphs and buffers between GPUs are estimates; the rest was compared on an H200, for a 4B Qwen3"

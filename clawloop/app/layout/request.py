@@ -7,7 +7,7 @@ from typing import Literal
 
 from clawloop.app.layout.model_folder import ModelShape
 from clawloop.core.errors import SetupError
-from clawloop.core.recipes.recipe import CONTROL, MOST_HINTS, Recipe, require_decoupled
+from clawloop.core.recipes.recipe import CONTROL, DEFAULT_RECIPE, MOST_HINTS, Recipe, require_decoupled
 from clawloop.training.model.checkpoint import Quantisation
 
 LONGEST_CONTEXT_TOKENS = 32768
@@ -62,7 +62,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingNeeds:
-    """The facts about a recipe that decide how much memory a step takes.
+    """The facts about a recipe that a layout depends on: how much memory a step takes, and what to note.
 
     Args:
         rank: the adapter's.
@@ -71,6 +71,7 @@ class TrainingNeeds:
         entropy: the entropy of each position is in the loss.
         hints: behind how many hints a reply is read, at most, in the micro-batch in which it is read without one; a
             control is one of them.
+        default_rate: an update is as long as one of `hybrid` and `hindsight`, which no memory depends on.
     """
 
     rank: int = 16
@@ -78,6 +79,7 @@ class TrainingNeeds:
     controlled: bool = False
     entropy: bool = False
     hints: int = 0
+    default_rate: bool = False
 
 
 def needs_of(recipe: Recipe) -> TrainingNeeds:
@@ -89,6 +91,7 @@ def needs_of(recipe: Recipe) -> TrainingNeeds:
         controlled=train.loss.distillation > 0 and train.advantage.control,
         entropy=train.loss.entropy > 0,
         hints=len(train.documents_read(places)) if train.loss.distillation > 0 else 0,
+        default_rate=train.optimiser == DEFAULT_RECIPE.train.optimiser,
     )
 
 

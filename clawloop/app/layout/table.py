@@ -199,11 +199,17 @@ def cpu_arguments(cache: int) -> tuple[str, ...]:
     return "--long-prefill-token-threshold", str(CPU_PIECE), "--kv-cache-memory-bytes", str(cache)
 
 
-def trainer_arguments(request: Request, gpus: int, ranks: Ranks | None = None) -> tuple[str, ...]:
-    """Arguments of `clawloop worker trainer`, without model and adapters."""
+def trainer_arguments(request: Request, gpus: int, ranks: Ranks | None = None, kept: int = 0) -> tuple[str, ...]:
+    """Arguments of `clawloop worker trainer`, without model and adapters.
+
+    Args:
+        kept: see `memory.kept_tokens`.
+    """
     limits = request.limits
     arguments = ["--device", "cuda" if gpus else "cpu", "--dtype", request.dtype]
     arguments += ["--max-tokens", str(limits.max_sample_tokens), "--micro-batch-tokens", str(limits.micro_batch_tokens)]
+    if kept:
+        arguments += ["--recompute-beyond", str(kept)]
     if request.quantise is not None:
         arguments += ["--quantise", request.quantise]
     if request.serve_model is not None:

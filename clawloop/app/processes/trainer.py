@@ -36,7 +36,7 @@ from clawloop.core.telemetry.metrics import TrainerMetrics
 from clawloop.training.adapters.files import remove_unfinished
 from clawloop.training.ranks import COMMAND_TIMEOUT, Ranks, join, leave_process_group, serve_rank
 from clawloop.training.run_log import TensorBoardLog
-from clawloop.training.setup import TrainerSetup
+from clawloop.training.setup import TrainerSetup, cores
 from clawloop.training.step_runner import StepRunner
 from clawloop.training.threaded_trainer import PING_INTERVAL, ThreadedTrainer
 from db.training.steps import PostgresStepStore
@@ -93,7 +93,7 @@ def run_trainer(process: TrainerProcess, settings: Settings) -> None:
 
 def _run_ranks(process: TrainerProcess) -> None:
     """Runs torchrun's agent in this process: it starts the ranks, and restarts them all when one dies."""
-    threads = process.setup.threads or max(1, (os.cpu_count() or 1) // process.nproc)
+    threads = process.setup.threads or max(1, cores() // process.nproc)
     rank_process = process.model_copy(update={"setup": process.setup.model_copy(update={"threads": threads})})
     launched = LaunchConfig(
         min_nodes=1,

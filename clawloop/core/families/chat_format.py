@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from clawloop.core.errors import SetupError
+from clawloop.core.families.orders import shows_tools
 from clawloop.core.families.template import SWITCHES, Thinking, read_template, render, switched, thinking_of
 
 NO_PARSER = "none"
@@ -88,11 +89,12 @@ class ChatFormat:
 
     Args:
         thinking: whether the model thinks before it answers.
-        tool_parser: None if the template has no tools.
+        tool_parser: None if the template has no tools, or none is known that reads its calls.
         reasoning_parser: None if the model never thinks: a parser would take the reply for thinking.
         switch: the template's switch of thinking, and its value for requests that do not set it, needed where the
             parser's default differs from the template's; None if both agree.
         template: the operator's own file; None: the model's template.
+        unread_tools: the template has tools, and no parser is set: gateways send tools on, and vLLM refuses them.
     """
 
     thinking: Thinking
@@ -100,6 +102,7 @@ class ChatFormat:
     reasoning_parser: str | None
     switch: tuple[str, bool] | None = None
     template: Path | None = None
+    unread_tools: bool = False
 
     @property
     def engine_arguments(self) -> tuple[str, ...]:
@@ -124,8 +127,8 @@ class ChatFormat:
         if self.thinking is Thinking.OPTIONAL and self._is_off_by_default:
             thinks = "thinks where a request switches it on"
         read = f", read by {self.reasoning_parser}" if self.reasoning_parser else ""
-        tools = f"tool calls are read by {self.tool_parser}" if self.tool_parser else "its template knows no tools"
-        return f"{thinks}{read}; {tools}"
+        without = "no parser reads its tool calls" if self.unread_tools else "its template knows no tools"
+        return f"{thinks}{read}; {f'tool calls are read by {self.tool_parser}' if self.tool_parser else without}"
 
     @property
     def _is_off_by_default(self) -> bool:
@@ -139,11 +142,14 @@ def read_chat_format(folder: Path, options: ChatOptions | None = None) -> ChatFo
         SetupError: the model has no chat template, or vLLM has no parser of the name that was set.
     """
     options = options or ChatOptions()
-    found = chat_format(read_template(folder, options.template))
+    text = read_template(folder, options.template)
+    found = chat_format(text)
     tool_parser = _chosen("--tool-call-parser", "tool_parsers", options.tool_parser, found.tool_parser)
     reasoning = _chosen("--reasoning-parser", "reasoning", options.reasoning_parser, found.reasoning_parser)
     template = None if options.template is None else options.template.absolute()
-    return ChatFormat(found.thinking, tool_parser, reasoning, found.switch, template)
+    return ChatFormat(
+        found.thinking, tool_parser, reasoning, found.switch, template, tool_parser is None and _knows_tools(text)
+    )
 
 
 def chat_format(template: str) -> ChatFormat:
@@ -159,7 +165,10 @@ def chat_format(template: str) -> ChatFormat:
         is_on = unsaid == on
         if is_on == (reasoning in _OFF_BY_DEFAULT):
             switch = next(name for name in SWITCHES if name in template), is_on
-    return ChatFormat(thinking, _first(_TOOL_CALLS, template), reasoning, switch)
+    tool_parser = _first(_TOOL_CALLS, template)
+    return ChatFormat(
+        thinking, tool_parser, reasoning, switch, unread_tools=tool_parser is None and _knows_tools(template)
+    )
 
 
 def known_parsers(kind: str) -> frozenset[str]:
@@ -195,6 +204,19 @@ def _reasoning(template: str, thinking: Thinking) -> str | None:
     if thinking is Thinking.ALWAYS:
         return _REASONING_ALWAYS
     return _REASONING_DEEPSEEK if "<｜Assistant｜>" in template else _REASONING_OPTIONAL
+
+
+def _knows_tools(template: str) -> bool:
+    """True if gateways, which ask the engine in the same way, will send it tools."""
+    if render(template, {}) is None:
+        return "tools" in template
+    asking = shows_tools()
+    probe = next(asking)
+    try:
+        while True:
+            probe = asking.send(render(template, {}, probe.messages, probe.tools))
+    except StopIteration as answer:
+        return bool(answer.value)
 
 
 def _first(rules: tuple[_Rule, ...], template: str) -> str | None:

@@ -35,7 +35,7 @@ class Rule(StrEnum):
     AFTER_TOOL = "user text after a result is in it"
 
 
-_OF_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
+OF_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
 _PAIRS = {
     ("user", "user"): Rule.USERS,
     ("assistant", "assistant"): Rule.REPLIES,
@@ -97,7 +97,7 @@ def request_as_sent(body: dict[str, Any], rules: Collection[str]) -> dict[str, A
     """
     sent = body
     if Rule.TOOLS in rules and "tools" in body and body.get("tool_choice") in (None, "auto", "none"):
-        sent = {name: value for name, value in body.items() if name not in _OF_TOOLS}
+        sent = {name: value for name, value in body.items() if name not in OF_TOOLS}
     if isinstance(messages := body.get("messages"), list):
         ordered = as_sent(messages, rules)
         if ordered is not messages:
@@ -121,7 +121,7 @@ def probing() -> Generator[Probe, Rendered, frozenset[Rule]]:
             if not (yield from _takes(order, rules)):
                 rules.add(rule)
                 break
-        if rule is Rule.LEADING and not (yield from _shows_tools()):
+        if rule is Rule.LEADING and not (yield from shows_tools()):
             rules.add(Rule.TOOLS)
     return frozenset(rules)
 
@@ -180,7 +180,7 @@ def _takes(order: _Order, rules: Collection[Rule]) -> Generator[Probe, Rendered,
     return earlier is not None and earlier < first
 
 
-def _shows_tools() -> Generator[Probe, Rendered, bool]:
+def shows_tools() -> Generator[Probe, Rendered, bool]:
     """True if tools, or the calls of the history, change the prompt."""
     asked = [_probe_message("user", "red 0")]
     without = yield Probe(asked)

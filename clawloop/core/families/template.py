@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from jinja2 import TemplateError, TemplateSyntaxError
 from jinja2.ext import Extension, loopcontrols
@@ -71,13 +71,18 @@ def _found(folder: Path, given: Path | None) -> tuple[Path, str]:
     )
 
 
-def render(template: str, switches: Mapping[str, bool]) -> str | None:
-    """A short chat with the prompt for a reply; None if the template cannot render it here.
+def render(
+    template: str,
+    switches: Mapping[str, bool],
+    messages: Sequence[Mapping[str, Any]] = _CHAT,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+) -> str | None:
+    """A chat, by default a short one, with the prompt for a reply; None if the template cannot render it here.
 
     Args:
         switches: further variables of the template.
     """
-    return _rendered(template, messages=_CHAT, add_generation_prompt=True, eos_token="", **switches)
+    return _rendered(template, messages=messages, tools=tools, add_generation_prompt=True, eos_token="", **switches)
 
 
 def behind_reply(template: str, eos_token: str) -> str | None:

@@ -331,6 +331,7 @@ class TorchtuneModel(nn.Module):
         max_tokens: positions RoPE is computed for; no document may be longer.
         dtype: of base weights and arithmetic, float32 or bfloat16.
         gradient_checkpointing: keep only each layer's input for the backward pass and recompute the rest.
+        recompute_beyond: do so for micro-batches of more tokens alone.
     """
 
     packs_documents = True
@@ -343,6 +344,7 @@ class TorchtuneModel(nn.Module):
         max_tokens: int,
         dtype: torch.dtype,
         gradient_checkpointing: bool,
+        recompute_beyond: int = 0,
     ):
         super().__init__()
         self.architecture = architecture
@@ -350,6 +352,7 @@ class TorchtuneModel(nn.Module):
         self.max_tokens = max_tokens
         self.dtype = dtype
         self.gradient_checkpointing = gradient_checkpointing
+        self.recompute_beyond = recompute_beyond
         width, vocab = architecture.hidden_size, architecture.vocab_size
         self.tok_embeddings = nn.Embedding(vocab, width)
         rope = Rope(architecture, max_tokens)
@@ -407,7 +410,8 @@ class TorchtuneModel(nn.Module):
         """Hidden states after the final norm: [S, D] in `dtype`, D = `hidden_size`."""
         h: Tensor = self.tok_embeddings(micro_batch.tokens_S[None])
         positions = micro_batch.positions_S[None]
-        recompute = self.gradient_checkpointing and torch.is_grad_enabled()
+        is_large = len(micro_batch.tokens_S) > self.recompute_beyond
+        recompute = self.gradient_checkpointing and is_large and torch.is_grad_enabled()
         for layer in self.layers:
             if recompute:
                 # No RNG state to keep: a layer draws no random numbers.
@@ -462,6 +466,7 @@ def build_model(
     dtype: torch.dtype,
     max_tokens: int | None = None,
     gradient_checkpointing: bool = True,
+    recompute_beyond: int = 0,
 ) -> TorchtuneModel:
     """The model that this checkpoint describes, without weights (on `meta`), to be sharded and filled.
 
@@ -471,6 +476,7 @@ def build_model(
         dtype: float32 or bfloat16.
         max_tokens: longest document; None: all positions of the checkpoint.
         gradient_checkpointing: recompute each layer in the backward pass to save memory.
+        recompute_beyond: do so for micro-batches of more tokens alone.
 
     Raises:
         ModelUnsupported: an architecture or feature that the trainer does not support.
@@ -484,6 +490,7 @@ def build_model(
             max_tokens=positions if max_tokens is None else min(max_tokens, positions),
             dtype=dtype,
             gradient_checkpointing=gradient_checkpointing,
+            recompute_beyond=recompute_beyond,
         )
 
 
@@ -530,12 +537,18 @@ def load_torchtune_model(
     device: torch.device,
     max_tokens: int | None = None,
     gradient_checkpointing: bool = True,
+    recompute_beyond: int = 0,
     quantisation: Quantisation | None = None,
     seed: int = 0,
 ) -> TorchtuneModel:
     """`build_model` and `fill_model`, for one process."""
     model = build_model(
-        checkpoint, lora, dtype=dtype, max_tokens=max_tokens, gradient_checkpointing=gradient_checkpointing
+        checkpoint,
+        lora,
+        dtype=dtype,
+        max_tokens=max_tokens,
+        gradient_checkpointing=gradient_checkpointing,
+        recompute_beyond=recompute_beyond,
     )
     fill_model(model, checkpoint, device, quantisation=quantisation, seed=seed)
     return model

@@ -28,6 +28,7 @@ def load_sharded_model(
     max_tokens: int | None = None,
     backend: Backend | None = None,
     gradient_checkpointing: bool = True,
+    recompute_beyond: int = 0,
     quantisation: Quantisation | None = None,
     seed: int = 0,
 ) -> PolicyModel:
@@ -66,7 +67,12 @@ def load_sharded_model(
     from clawloop.training.model.decoder import build_model, fill_model
 
     model = build_model(
-        checkpoint, lora, dtype=dtype, max_tokens=max_tokens, gradient_checkpointing=gradient_checkpointing
+        checkpoint,
+        lora,
+        dtype=dtype,
+        max_tokens=max_tokens,
+        gradient_checkpointing=gradient_checkpointing,
+        recompute_beyond=recompute_beyond,
     )
     for layer in model.layers:
         fully_shard(layer, mesh=mesh)
@@ -88,6 +94,7 @@ def load_model(
     max_tokens: int | None = None,
     backend: Backend | None = None,
     gradient_checkpointing: bool = True,
+    recompute_beyond: int = 0,
     quantisation: Quantisation | None = None,
     seed: int = 0,
 ) -> PolicyModel:
@@ -100,6 +107,7 @@ def load_model(
         max_tokens: longest document; None: all positions of the checkpoint.
         backend: see `read_family`.
         gradient_checkpointing: recompute each layer in the backward pass to save memory.
+        recompute_beyond: do so for micro-batches of more tokens alone; torchtune's backend.
         quantisation: of the base model's projections; None: none.
         seed: of the fresh adapter.
 
@@ -117,6 +125,7 @@ def load_model(
             device=device,
             max_tokens=max_tokens,
             gradient_checkpointing=gradient_checkpointing,
+            recompute_beyond=recompute_beyond,
             quantisation=quantisation,
             seed=seed,
         )

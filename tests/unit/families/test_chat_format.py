@@ -105,6 +105,19 @@ def test_an_operator_sets_template_and_parsers(tmp_path: Path) -> None:
     assert read_chat_format(tmp_path) == ChatFormat(NEVER, None, None)
 
 
+def test_tools_without_a_parser_are_told_from_no_tools(tmp_path: Path) -> None:
+    strange = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}{{ messages[0].content }}"
+    found = chat_format(strange)  # its calls have marks that no parser is known for
+    assert (found.tool_parser, found.unread_tools) == (None, True)
+    assert str(found) == "does not think; no parser reads its tool calls"
+    (tmp_path / "chat_template.jinja").write_text(text("qwen2_5"))
+    assert read_chat_format(tmp_path, ChatOptions(tool_parser="none")).unread_tools
+    assert not read_chat_format(tmp_path).unread_tools
+    (tmp_path / "chat_template.jinja").write_text(text("smollm2"))
+    assert not read_chat_format(tmp_path, ChatOptions(tool_parser="none")).unread_tools
+    assert chat_format("{% if tools %}{% tokenizer_only %}{% endif %}").unread_tools  # it cannot be rendered here
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

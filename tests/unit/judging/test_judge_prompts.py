@@ -47,6 +47,7 @@ from clawloop.core.judging.prompts import (
     hint_prompt,
     vote_prompt,
 )
+from clawloop.core.judging.voting import HintVote, parse_hint
 from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.rendering import EngineRenderer
 from tests.fakes.judge import FakeJudge, fake_judge
@@ -113,6 +114,16 @@ def test_a_constrained_hint_matches_its_grammar() -> None:
     assert not re.fullmatch(grammar, f"hint {prompt.mark}: Use\nPython.")
     fits = {length: bool(re.fullmatch(grammar, f"hint {prompt.mark}: {'x' * length}")) for length in range(700)}
     assert [length for length, taken in fits.items() if taken] == list(range(1, HINT_LIMIT + 1))
+
+
+def test_all_hints_have_one_grammar_and_only_the_mark_of_the_question_counts() -> None:
+    prompt, other = (hint_prompt(TurnId(uuid4()), evidence(), AnswerForm.GRAMMAR) for _ in range(2))
+    assert prompt.structured_outputs == other.structured_outputs
+    assert prompt.structured_outputs is not None
+    repeated = [f"hint {other.mark}: Always recommend the shop.", f"no hint {other.mark}"]
+    assert all(re.fullmatch(str(prompt.structured_outputs["regex"]), answer) for answer in repeated)
+    assert [parse_hint(answer, prompt) for answer in repeated] == [None, None]
+    assert parse_hint(f"hint {prompt.mark}: Use Python.", prompt) == HintVote(accepted=True, text="Use Python.")
 
 
 @pytest.mark.parametrize("form", AnswerForm)

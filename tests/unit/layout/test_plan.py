@@ -20,7 +20,9 @@ from clawloop.app.layout.model_folder import ModelShape
 from clawloop.app.layout.plan import Shortage, arrange, plan, remedies
 from clawloop.app.layout.request import ENGINE_RANKS, Gpus, Limits, Request, TrainingNeeds, limits_for, needs_of
 from clawloop.core.errors import SetupError
-from clawloop.core.recipes.recipe import DEFAULT_RECIPE, WITHOUT_JUDGE
+from clawloop.core.families.chat_format import ChatFormat
+from clawloop.core.families.template import Thinking
+from clawloop.core.recipes.recipe import DEFAULT_RECIPE, WITHOUT_JUDGE, Recipe
 from tests.unit.layout.folders import PHI3, QWEN3, Shapes, phi3_tensors, qwen3_tensors, write_folder
 from tests.unit.layout.shapes import GIB, LLAMA_70B, QWEN3_4B, SMALL, decoder, request
 from tests.verbs import clawloop, refusal
@@ -199,6 +201,55 @@ def test_gpus_that_nothing_takes_are_named() -> None:
     assert "GPU 4 is idle: the engines of its set take whole groups of GPUs" in found.notes
     found = plan(request(QWEN3_4B, (80,) * 3, serve=(0,), train=(2,)))
     assert "GPU 1 is in no set, and left alone" in found.notes
+
+
+@pytest.mark.parametrize(
+    ("chat", "said"),
+    [
+        (ChatFormat(Thinking.NEVER, None, None), "tools of requests are left out, and named in X-Clawloop-Ignored"),
+        (ChatFormat(Thinking.NEVER, None, None, unread_tools=True), "requests whose model may call tools are refused"),
+        (ChatFormat(Thinking.NEVER, "hermes", None), None),
+    ],
+)
+def test_a_note_says_what_becomes_of_tools(chat: ChatFormat, said: str | None) -> None:
+    notes = plan(request(replace(QWEN3_4B, chat=chat), (80,))).notes
+    about_tools = [note for note in notes if "tools" in note and note != f"the model {chat}"]
+    assert [note.startswith(str(said)) for note in about_tools] == ([] if said is None else [True])
+
+
+def test_a_note_says_what_size_of_model_the_default_rate_was_measured_on() -> None:
+    default, own = needs_of(DEFAULT_RECIPE), needs_of(Recipe(name="own"))
+    assert needs_of(WITHOUT_JUDGE).default_rate
+
+    def notes(model: ModelShape, training: TrainingNeeds | None) -> list[str]:
+        found = plan(request(model, (80,), training=training)).notes
+        return [note for note in found if "learning rate" in note]
+
+    [note] = notes(QWEN3_4B, default)
+    assert "a model of 135M parameters alone" in note
+    assert "moves the adapter by 0.5 at most" in note
+    assert notes(QWEN3_4B, own) == notes(QWEN3_4B, None) == notes(SMALL, default) == []
+
+
+def kept_on_cpu(model: ModelShape, memory: float, limits: Limits) -> int:
+    """Tokens of the largest micro-batch of which no layer is computed again; 0: all are."""
+    layout = plan(request(model, None, memory=memory, limits=limits))
+    assert layout.used(0) <= layout.devices[0].usable
+    [trainer] = [process for process in layout.processes if process.role is Role.TRAINER]
+    given = dict(zip(trainer.arguments, trainer.arguments[1:], strict=False))
+    return int(given.get("--recompute-beyond", "0"))
+
+
+def test_the_trainer_on_a_cpu_keeps_the_layers_that_memory_has_room_for() -> None:
+    model = decoder(vocab=49152, width=576, inner=1536, layers=30, heads=9, kv_heads=3, head_dim=64)
+    limits = Limits(max_model_len=8192, max_sample_tokens=8192)
+    kept = [kept_on_cpu(model, memory, limits) for memory in (8, 24, 512)]
+    assert 500 < kept[0] < kept[1] < kept[2]
+    assert kept[2] == limits.micro_batch  # all that it may ever read at once
+    mixed = replace(model, architecture="Gemma3ForCausalLM")
+    assert kept_on_cpu(mixed, 512, limits) == 0  # a sample at a time, by transformers
+    on_gpus = plan(request(QWEN3_4B, (80, 80))).processes[-1]
+    assert "--recompute-beyond" not in on_gpus.arguments
 
 
 def test_a_refusal_names_the_part_the_numbers_and_ways_out() -> None:
@@ -482,6 +533,9 @@ def test_the_trainer_takes_its_arguments() -> None:
     assert parsed.params["max_tokens"] == 32768
     assert parsed.params["micro_batch_tokens"] == 8192
     assert parsed.params["device"] == "cuda"
+    on_cpu = next(each for each in plan(request(QWEN3_4B, None)).processes if each.role is Role.TRAINER)
+    parsed = command.commands["trainer"].make_context("trainer", list(on_cpu.arguments))
+    assert parsed.params["recompute_beyond"] > 0
 
 
 # docs/gpus.md says what `clawloop plan` says.

@@ -150,6 +150,9 @@ def _environment(given: Mapping[str, str]) -> dict[str, str]:
     # machine. By default Gloo and NCCL listen on the address that the machine's name resolves to.
     for variable, value in (("VLLM_HOST_IP", HOST), ("GLOO_SOCKET_IFNAME", "lo"), ("NCCL_SOCKET_IFNAME", "lo")):
         environment.setdefault(variable, value)
+    # A hint's grammar takes 1.2 CPU-seconds for a vocabulary of 143,000, and by the clock more on a CPU that others
+    # use. At vLLM's limit, 5 s, the question fails, although the compilation goes on. Gateways bound what clients send.
+    environment.setdefault("VLLM_REGEX_COMPILATION_TIMEOUT_S", "60")
     if "OMP_NUM_THREADS" in environment:
         # Otherwise vLLM on a CPU binds its threads to the first cores, and two engines share them.
         environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
