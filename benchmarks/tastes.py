@@ -490,9 +490,7 @@ def main() -> None:
             served.take({}, 0.0)
             known = len(exam.known)
             began = time.monotonic()
-            run = Run(
-                served, exam, options.model, ARMS[arm], seed, options.steps, options.wish, options.verdict_every
-            )
+            run = Run(served, exam, options.model, ARMS[arm], seed, options.steps, options.wish, options.verdict_every)
             for line in run.lines():
                 whole = {"arm": f"{arm}{sparse}", "seed": seed, "steps": options.steps, "known": known, **line}
                 text = json.dumps(whole | {"s": round(time.monotonic() - began)})

@@ -101,9 +101,7 @@ def test_the_combined_recipe_has_the_longest_hint_at_the_sampled_tokens() -> Non
     spared = Train(
         advantage=Advantage(spare_unlikely=1.0), loss=Loss(kl=0.1), optimiser=Optimiser(beta1=0.5, grad_clip=0.05)
     )
-    assert combined == Recipe(
-        name="combined", train=spared, gate=Gate(held_out=0.1, lr_backoff=0.25)
-    )
+    assert combined == Recipe(name="combined", train=spared, gate=Gate(held_out=0.1, lr_backoff=0.25))
     assert (combined.train.uses_rewards, combined.train.uses_hints) == (True, True)
     assert combined.train.places_read([2, 0, 1]) == (0,)
 
