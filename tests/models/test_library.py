@@ -14,7 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from huggingface_hub import HfApi, ModelInfo, file_download
+from huggingface_hub import HfApi, file_download
+from huggingface_hub.hf_api import RepoSibling
 from safetensors import SafetensorError
 
 from clawloop.app.local.tiny_model import ensure_tiny_model
@@ -261,9 +262,9 @@ def test_what_was_fetched_of_a_model_needs_no_room_again(tmp_path: Path, monkeyp
     partial = folder / f"model.safetensors.{COMMIT[:12]}.incomplete"
     size = (source / "model.safetensors").rename(partial).stat().st_size
     os.truncate(partial, size - 100)
-    listed = [{"rfilename": path.name} for path in folder.iterdir() if path != partial]
-    listed.append({"rfilename": "model.safetensors", "size": size})
-    monkeypatch.setattr(HfApi, "model_info", lambda *_, **__: ModelInfo(id=NAME, sha=COMMIT, siblings=listed))
+    listed = [RepoSibling(path.name) for path in folder.iterdir() if path != partial]
+    info = SimpleNamespace(sha=COMMIT, siblings=[*listed, RepoSibling("model.safetensors", size=size)])
+    monkeypatch.setattr(HfApi, "model_info", lambda *_, **__: info)
     monkeypatch.setattr(file_download, "http_get", lambda _, opened, **__: opened.write(bytes(100)))
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=99))

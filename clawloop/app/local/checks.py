@@ -178,9 +178,10 @@ def why_endless(folder: Path, chat: ChatOptions | None = None) -> str | None:
     named, eos = _special_tokens(folder)
     try:
         behind = behind_reply(read_template(folder, None if chat is None else chat.template), eos) or ""
-        ends = end_tokens(folder)
     except SetupError:
         return None  # `require_description` says it
+    try:
+        ends = end_tokens(folder)
     except ModelUnsupported:
         ends = frozenset()
     written = sorted((behind.index(token), token) for token in named if token in behind)
