@@ -21,7 +21,7 @@ setup:  ## environment in pinned versions, for the CPU or CUDA as the machine is
 up: setup  ## start everything on this machine; Ctrl-C stops it
 	@$(VENV)/clawloop up $(ARGS)
 
-demo:  ## see it learn: a toy model, a synthetic user, everything real; ARGS="--keep", "--faults", "--seeds 10", "--model smollm2"
+demo:  ## see it learn: a pretrained model, a synthetic user, everything real; ARGS="--quick" (a toy), "--keep", "--seed 2"
 	@began=$$(date +%s) && $(MAKE) --no-print-directory setup && $(VENV)/clawloop demo run --began $$began $(ARGS)
 
 test: setup  ## all checks and tests, on real PostgreSQL, Temporal and vLLM

@@ -277,8 +277,8 @@ def tests(chosen: Sequence[str], small: str, options: Options) -> None:
 
 
 def demo(options: Options) -> None:
-    """The demo, in bfloat16 where there is a GPU; each line it prints with the seconds since its start."""
-    _run_demo(options, options.folder / "demo")
+    """The toy's demo, in bfloat16 where there is a GPU; each line it prints with the seconds since its start."""
+    _run_demo(options, options.folder / "demo", "--quick")
 
 
 def demo_on_smollm2(options: Options) -> None:

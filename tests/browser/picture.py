@@ -1,6 +1,6 @@
 """Takes the picture of the page that the README and the documents show, from a demo that runs:
 
-    make demo ARGS="--keep"
+    make demo ARGS="--quick --keep"
     python -m tests.browser.picture http://127.0.0.1:PORT ADMIN_KEY docs/demo/page.png
 
 It is the newest session with a blamed reply; `--path` chooses another part of the page.

@@ -61,7 +61,8 @@ class Demo:
 async def learned_demo(folder: Path) -> AsyncIterator[Demo]:
     """A demo that has learned, and still runs."""
     printed = folder / "printed.txt"
-    command = ("-m", "clawloop.app.cli.main", "demo", "run", "--seed", str(SEED), "--keep", "--data", "data")
+    options = ("--quick", "--seed", str(SEED), "--keep", "--data", "data")
+    command = ("-m", "clawloop.app.cli.main", "demo", "run", *options)
     with printed.open("wb") as written:
         process = subprocess.Popen(
             [sys.executable, *command],

@@ -88,9 +88,9 @@ def demo(folder: Path, *command: str) -> Iterator[Demo]:
 
 
 def test_a_run_shows_the_learning_writes_its_report_and_cleans_up(tmp_path: Path, engine: str, model: Path) -> None:
-    with demo(tmp_path, engine, str(model), "run", "--interactions", "40", "--data", "data") as running:
+    with demo(tmp_path, engine, str(model), "run", "--quick", "--interactions", "40", "--data", "data") as running:
         assert running.process.wait(START_SECONDS) == 0, running.printed
-    assert re.search(r"^ +1 +combined +1 +1 +\d+ +\+1\.00 +\d+% +0 +\d+$", running.printed, re.MULTILINE)
+    assert re.search(r"^ +1 +combined +1 +\d+ +\+1\.00 +\d+% +0 +\d+$", running.printed, re.MULTILINE)
     said = running.printed.splitlines()[-1]
     assert re.match(r"match \d\d% → 100% in 40 interactions, 90 % after \d+; right content 100%; requests fail", said)
     report = json.loads((tmp_path / "demo-report.json").read_text())
@@ -100,9 +100,9 @@ def test_a_run_shows_the_learning_writes_its_report_and_cleans_up(tmp_path: Path
 
 
 def test_a_second_demo_is_refused_and_ctrl_c_cleans_up(tmp_path: Path, engine: str, model: Path) -> None:
-    with demo(tmp_path, engine, str(model), "run", "--interactions", "900", "--data", "data") as running:
-        running.line(r"combined +1 +1 ")
-        with demo(tmp_path, engine, str(model), "run", "--data", "data") as second:
+    with demo(tmp_path, engine, str(model), "run", "--quick", "--interactions", "900", "--data", "data") as running:
+        running.line(r"combined +1 +\d")
+        with demo(tmp_path, engine, str(model), "run", "--quick", "--data", "data") as second:
             assert second.process.wait(START_SECONDS) == 1
         assert second.printed == (
             f"clawloop: a demo already runs on {tmp_path}/data/demo (process {running.process.pid}):"
@@ -122,7 +122,7 @@ def test_a_second_demo_is_refused_and_ctrl_c_cleans_up(tmp_path: Path, engine: s
 
 
 def test_interrupted_in_the_second_run_the_report_has_the_first(tmp_path: Path, engine: str, model: Path) -> None:
-    command = ["run", "--seeds", "2", "--interactions", "8", "--data", "data"]
+    command = ["run", "--quick", "--seeds", "2", "--interactions", "8", "--data", "data"]
     with demo(tmp_path, engine, str(model), *command) as running:
         running.line(r"^ +2 +combined +")
         running.process.send_signal(signal.SIGINT)
@@ -134,7 +134,9 @@ def test_interrupted_in_the_second_run_the_report_has_the_first(tmp_path: Path, 
 
 
 def test_keep_prints_the_addresses_and_waits_for_ctrl_c(tmp_path: Path, engine: str, model: Path) -> None:
-    with demo(tmp_path, engine, str(model), "run", "--interactions", "8", "--keep", "--data", "data") as running:
+    with demo(
+        tmp_path, engine, str(model), "run", "--quick", "--interactions", "8", "--keep", "--data", "data"
+    ) as running:
         key = running.line(r"gateway +http://\S+/v1, model `policy`, key (cl-\S+)$").group(1)
         running.line(r"see it learn: http://\S+/ui, key cl-\S+$")
         running.line(r"page +http://\S+/ui$")
@@ -157,6 +159,7 @@ def test_keep_prints_the_addresses_and_waits_for_ctrl_c(tmp_path: Path, engine: 
         (["--methods", "grpo"], "--methods 'grpo': use binary, opd, combined, hybrid, hindsight, or several"),
         (["--interactions", "0"], "--interactions 0: give 4 to 1000; a step takes 4 samples"),
         (["--flip", "colour"], "--flip 'colour': use code, length, tone, several with commas, or all"),
+        (["--model", "smollm2"], "--quick and --model: give one of them"),
         (["--port", "{taken}"], "port {taken} for the gateway is in use"),
         (["--data", "/proc/nowhere"], "cannot write to /proc/nowhere"),
         (["--out", "/proc/nowhere"], "cannot write to /proc/nowhere"),
@@ -167,7 +170,7 @@ def test_invalid_options_are_one_line_and_leave_nothing(
 ) -> None:
     taken = engine.rsplit(":", 1)[1]
     arguments = [option.format(taken=taken) for option in options]
-    with demo(tmp_path, engine, str(model), "run", "--data", str(tmp_path / "data"), *arguments) as running:
+    with demo(tmp_path, engine, str(model), "run", "--quick", "--data", str(tmp_path / "data"), *arguments) as running:
         assert running.process.wait(START_SECONDS) == 1
     lines = running.printed.splitlines()
     assert [line for line in lines if line.startswith("clawloop: ")] == [lines[-1]]
@@ -176,6 +179,6 @@ def test_invalid_options_are_one_line_and_leave_nothing(
 
 
 def test_a_missing_model_names_the_command_that_makes_it(tmp_path: Path, engine: str) -> None:
-    with demo(tmp_path, engine, str(tmp_path), "run", "--data", "data") as running:
+    with demo(tmp_path, engine, str(tmp_path), "run", "--quick", "--data", "data") as running:
         assert running.process.wait(START_SECONDS) == 1
     assert running.printed == f"clawloop: the demo model is not in {tmp_path}: make it with `clawloop demo pretrain`\n"

@@ -91,9 +91,9 @@ def test_a_model_is_taught_by_hindsight_and_the_toy_by_a_judge() -> None:
     assert planned(methods="hindsight", model="smollm2") == with_model
     assert ([run.method for run in planned().runs], planned().model) == ([Method.COMBINED], None)
     for methods, model in (("combined", "smollm2"), ("hindsight", None)):
-        with pytest.raises(SetupError, match="with --model it is hindsight alone, which asks no judge"):
+        with pytest.raises(SetupError, match="with a pretrained model it is hindsight alone"):
             planned(methods=methods, model=model)
-    with pytest.raises(SetupError, match="--flip: leave it out with --model"):
+    with pytest.raises(SetupError, match="--flip: give --quick, too"):
         planned(flip="all", model="smollm2")
 
 

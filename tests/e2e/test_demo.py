@@ -69,6 +69,7 @@ def _run(folder: Path, *options: str, within_seconds: float = MAX_SECONDS) -> li
         "clawloop.app.cli.main",
         "demo",
         "run",
+        "--quick",
         *options,
         "--data",
         "data",

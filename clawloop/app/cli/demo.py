@@ -64,14 +64,18 @@ def run_command(read_settings: Callable[[], Settings], load_prepare: Callable[[]
             str | None,
             typer.Option(
                 metavar="MODEL",
-                help="Instead of the toy: smollm2, a model folder, or OWNER/NAME of the Hugging Face Hub; a user with a"
-                " hidden taste talks to it.",
+                help="A model folder, OWNER/NAME of the Hugging Face Hub, or smollm2, which is the default.",
+                show_default=False,
             ),
         ] = None,
+        quick: Annotated[
+            bool,
+            typer.Option("--quick", help="A toy instead of a pretrained model: four minutes, and it has a judge."),
+        ] = False,
         methods: Annotated[
             str | None,
             typer.Option(
-                help="binary, opd, combined, hybrid; comma-separated. Default: combined; hindsight with --model.",
+                help="With --quick: binary, opd, combined, hybrid; comma-separated. Default: combined.",
                 show_default=False,
             ),
         ] = None,
@@ -80,7 +84,9 @@ def run_command(read_settings: Callable[[], Settings], load_prepare: Callable[[]
         ] = None,
         flip: Annotated[
             str | None,
-            typer.Option(help="Flip the user's preference half-way: code, length, tone (comma-separated), or all."),
+            typer.Option(
+                help="With --quick: flip the user's preference half-way; code, length, tone (comma-separated), or all."
+            ),
         ] = None,
         measure_every: Annotated[
             int,
@@ -115,7 +121,7 @@ def run_command(read_settings: Callable[[], Settings], load_prepare: Callable[[]
         from clawloop.app.demo.run import run as run_demo
         from clawloop.app.demo.scoreboard import ScoreLines, ScoreTable
         from clawloop.app.local.supervision.supervisor import open_board
-        from clawloop.app.models.library import find_model
+        from clawloop.app.models.library import SMOLLM2, find_model
 
         try:
             setup = DemoSetup(
@@ -129,9 +135,11 @@ def run_command(read_settings: Callable[[], Settings], load_prepare: Callable[[]
                 engine_port=engine_port,
             )
             if environment is not None:
-                if interactions is not None or flip is not None or keep or faults or markdown or model is not None:
+                given = (interactions, flip, model)
+                if keep or faults or markdown or quick or any(each is not None for each in given):
                     raise SetupError(
-                        "--environment: leave out --model, --interactions, --flip, --keep, --faults, --markdown"
+                        "--environment: leave out --model, --quick, --interactions, --flip, --keep, --faults and"
+                        " --markdown"
                     )
                 from clawloop.app.demo.practice import PracticeOptions
                 from clawloop.app.demo.toys import toy_of
@@ -147,7 +155,10 @@ def run_command(read_settings: Callable[[], Settings], load_prepare: Callable[[]
                 )
                 finished = run_practice(practice, load_prepare(), as_json=as_json)
                 raise typer.Exit(0 if finished else INTERRUPTED)
-            batch = demo_recipe(TOY_METHOD if model is None else MODEL_METHOD).train.batch_samples
+            if quick and model is not None:
+                raise SetupError("--quick and --model: give one of them")
+            learner = None if quick else model or SMOLLM2
+            batch = demo_recipe(TOY_METHOD if learner is None else MODEL_METHOD).train.batch_samples
             options = DemoOptions(
                 plan=plan(
                     seeds,
@@ -158,12 +169,12 @@ def run_command(read_settings: Callable[[], Settings], load_prepare: Callable[[]
                     batch=batch,
                     flip=flip,
                     measure_every=measure_every,
-                    model=model,
+                    model=learner,
                 ),
                 setup=setup,
                 keep=keep,
                 faults=faults,
-                model=None if model is None else find_model(model, setup.data / "models"),
+                model=None if learner is None else find_model(learner, setup.data / "models"),
             )
             with open_board(Console(stderr=as_json or markdown), ScoreLines, ScoreTable) as board:
                 results = asyncio.run(run_demo(options, board, load_prepare()))

@@ -67,9 +67,9 @@ def write_card(
         f"""\
 # Clawloop's demo model
 
-A toy language model of the Qwen3 architecture for `make demo`: {plan.layers} layers of width {plan.hidden}, \
-{size / 1e6:.1f} MB in all, weights stored in float16 and read as float32. It knows a small invented world of \
-{requests} requests and nothing else, and it is of no use outside the demo.
+A toy language model of the Qwen3 architecture for `make demo ARGS="--quick"`: {plan.layers} layers of width \
+{plan.hidden}, {size / 1e6:.1f} MB in all, weights stored in float16 and read as float32. It knows a small invented \
+world of {requests} requests and nothing else, and it is of no use outside the demo.
 
 - The {len(EVALUATION)} requests that the demo evaluates versions on are in no lesson, in either style; their \
 subjects are, in other words.

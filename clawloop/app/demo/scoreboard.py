@@ -6,42 +6,54 @@ Satisfies `experiment.DemoBoard`.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from clawloop.app.demo.plan import PlannedRun
+from clawloop.app.demo.recipes import Method
 from clawloop.app.demo.report import GOAL, Evaluation
 from clawloop.app.local.supervision.supervisor import LineBoard, PartState, PartStatus
 
-_COLUMNS = ("user", "method", "step", "version", "interactions", "reward", "match", "requests failed", "seconds")
-_TASTE_COLUMNS = ("facts", "words", "cut", "loops")
-"""Further ones, of a run with a model that is no toy."""
+# Both fit a terminal of 80 columns.
+_TOY_COLUMNS = ("user", "method", "version", "interactions", "reward", "match", "failed", "seconds")
+_TASTE_COLUMNS = ("user", "version", "interactions", "match", "facts", "words", "cut", "loops", "failed", "seconds")
 _TEXT_COLUMNS = ("user", "method")
+_METHOD_WIDTH = max(map(len, Method))
 _BAR_WIDTH = 20
+_GAP = "  "
 
 
 def columns(row: Evaluation) -> tuple[str, ...]:
-    """The names of an evaluation's cells."""
-    return _COLUMNS if row.words is None else (*_COLUMNS, *_TASTE_COLUMNS)
+    """The names of an evaluation's cells: of the toy, or of a user with a taste."""
+    return _TOY_COLUMNS if row.words is None else _TASTE_COLUMNS
 
 
 def cells(run: PlannedRun, row: Evaluation) -> tuple[str, ...]:
     """Format an evaluation as cells in the order of `columns`."""
-    taste = () if row.words is None else (f"{row.exact:.0%}", f"{row.words:.0f}", f"{row.cut:.0%}", str(row.loops))
-    return (
-        str(run.seed),
-        str(run.method),
-        "" if row.step == 0 else str(row.step),
-        str(row.version),
-        str(row.interactions),
-        "" if row.reward is None else f"{row.reward:+.2f}",
-        f"{row.match:.0%}",
-        str(row.failed),
-        f"{row.seconds:.0f}",
-        *taste,
-    )
+    found = {
+        "user": str(run.seed),
+        "method": str(run.method),
+        "version": str(row.version),
+        "interactions": str(row.interactions),
+        "reward": "" if row.reward is None else f"{row.reward:+.2f}",
+        "match": f"{row.match:.0%}",
+        "facts": f"{row.exact:.0%}",
+        "words": "" if row.words is None else f"{row.words:.0f}",
+        "cut": "" if row.cut is None else f"{row.cut:.0%}",
+        "loops": "" if row.loops is None else str(row.loops),
+        "failed": str(row.failed),
+        "seconds": f"{row.seconds:.0f}",
+    }
+    return tuple(found[name] for name in columns(row))
+
+
+def _line(names: Sequence[str], shown: Sequence[str]) -> str:
+    """The cells as wide as their columns."""
+    widths = [_METHOD_WIDTH if name == "method" else len(name) for name in names]
+    return _GAP.join(f"{cell:>{width}}" for width, cell in zip(widths, shown, strict=True))
 
 
 class ScoreLines(LineBoard):
@@ -62,9 +74,9 @@ class ScoreLines(LineBoard):
     def add_evaluation(self, run: PlannedRun, row: Evaluation) -> None:
         names = columns(row)
         if not self._has_header:
-            self._print("  ".join(names))
+            self._print(_line(names, names))
             self._has_header = True
-        self._print("  ".join(f"{cell:>{len(name)}}" for name, cell in zip(names, cells(run, row), strict=True)))
+        self._print(_line(names, cells(run, row)))
 
     def status(self, run: PlannedRun, text: str) -> None:
         pass
@@ -115,15 +127,17 @@ class ScoreTable(ScoreLines):
 
     def _table(self) -> Table:
         table = Table(box=None, pad_edge=False)
-        for name in columns(self._rows[0][1]):
+        names = columns(self._rows[0][1])
+        for name in names:
             table.add_column(name, justify="left" if name in _TEXT_COLUMNS else "right")
+        bar_width = min(_BAR_WIDTH, max(0, self._console.width - len(_line(names, names) + _GAP)))
         table.add_column()
         current = self._rows[-1][0]
         last = dict(self._rows)  # only the last row of a finished run, so that the table fits the screen
         for run, row in self._rows:
             if run != current and row is not last[run]:
                 continue
-            bar = "█" * round(row.match * _BAR_WIDTH)
+            bar = "█" * round(row.match * bar_width)
             style = "green" if row.match >= GOAL else "yellow"
-            table.add_row(*cells(run, row), Text(bar.ljust(_BAR_WIDTH, "·"), style=style))
+            table.add_row(*cells(run, row), Text(bar.ljust(bar_width, "·"), style=style))
         return table
