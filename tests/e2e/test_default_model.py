@@ -18,7 +18,7 @@ TOOL = {"type": "function", "function": {"name": "clock", "parameters": {"type":
 
 def test_the_default_model_answers_says_what_it_leaves_out_and_is_rated(tmp_path: Path) -> None:
     with up(tmp_path / "data", tmp_path / "up.log", tiny=False) as started:
-        url = started.line(r"^ready: (http://127\.0\.0\.1:\d+)/v1 answers chats")
+        url = started.line(r"ready: (http://127\.0\.0\.1:\d+)/v1 answers chats")
         key = json.loads((started.data / "keys.json").read_text())["chat"]
         with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=300) as client:
 
