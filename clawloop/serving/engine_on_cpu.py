@@ -90,9 +90,9 @@ def _adapt_by_runs() -> None:
                 continue
             tokens, offset = slice(start, start + count), 0
             for a, b, size in zip(lora_a_stacked, lora_b_stacked, output_slices, strict=True):
-                # In float32, as vLLM's kernels do.
+                # In float32; vLLM multiplies by B in the model's dtype.
                 low = linear(x[tokens].float(), a[slot, 0].float())
-                y[tokens, offset : offset + size] += scale * linear(low, b[slot, 0].float()).to(y.dtype)
+                y[tokens, offset : offset + size] += (scale * linear(low, b[slot, 0].float())).to(y.dtype)
                 offset += size
 
     punica_cpu.PunicaWrapperCPU.add_lora_linear = add_lora_linear

@@ -178,6 +178,22 @@ def test_invalid_options_are_one_line_and_leave_nothing(
     assert not (tmp_path / "data" / "demo").exists()
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--flip", "all"], "--flip: only with --quick, the toy; a user of a pretrained model has one taste"),
+        (["--methods", "combined"], "--methods combined: with a pretrained model it is hindsight alone"),
+        (["--environment", "swe", "--quick"], "--environment: leave out --model, --quick, "),
+    ],
+)
+def test_without_quick_it_is_a_pretrained_model(
+    tmp_path: Path, engine: str, model: Path, options: list[str], message: str
+) -> None:
+    with demo(tmp_path, engine, str(model), "run", "--data", "data", *options) as running:
+        assert running.process.wait(START_SECONDS) == 1
+    assert running.printed.startswith(f"clawloop: {message}")
+
+
 def test_a_missing_model_names_the_command_that_makes_it(tmp_path: Path, engine: str) -> None:
     with demo(tmp_path, engine, str(tmp_path), "run", "--quick", "--data", "data") as running:
         assert running.process.wait(START_SECONDS) == 1

@@ -93,7 +93,7 @@ def test_a_model_is_taught_by_hindsight_and_the_toy_by_a_judge() -> None:
     for methods, model in (("combined", "smollm2"), ("hindsight", None)):
         with pytest.raises(SetupError, match="with a pretrained model it is hindsight alone"):
             planned(methods=methods, model=model)
-    with pytest.raises(SetupError, match="--flip: give --quick, too"):
+    with pytest.raises(SetupError, match="--flip: only with --quick"):
         planned(flip="all", model="smollm2")
 
 

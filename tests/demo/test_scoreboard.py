@@ -47,6 +47,18 @@ def test_a_run_with_a_model_shows_facts_and_what_replies_are_like() -> None:
     assert len(head) <= 80
 
 
+def test_a_table_has_a_bar_where_the_terminal_has_room_for_one() -> None:
+    [row] = evaluated(0.5)
+    for width, bars in ((80, 0), (100, 1)):
+        on, output = console(width)
+        board = ScoreTable(on)
+        board.add_evaluation(ONE, replace(row, words=61.6, cut=0.25, loops=2))
+        on.print(board)
+        assert output.getvalue().count("█·") == bars
+        assert "seconds" in output.getvalue()
+        assert max(map(len, output.getvalue().splitlines())) <= width
+
+
 def test_the_table_shows_all_rows_of_the_current_run_and_the_last_of_others() -> None:
     on, output = console()
     board = ScoreTable(on)

@@ -24,7 +24,7 @@ _ATTEMPTS_IF_REFUSED = 4
 PATIENCE_SECONDS = 600.0
 # Of 32 at once a reply takes most of a minute on two idle cores, and the gateway holds requests for 150 s while its
 # only engine restarts.
-_TIMEOUT_SECONDS = 600.0
+_TIMEOUT_SECONDS = 240.0
 # The longest right answer has 70 tokens. The limit keeps an endless answer from delaying the others.
 MAX_TOKENS = 160
 Answer = TypeVar("Answer")

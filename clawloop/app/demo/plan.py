@@ -85,7 +85,7 @@ def plan(
     chosen = _seeds(seeds) if seeds is not None else (_number(seed or "1", "--seed"),)
     axes = () if flip is None else _axes(flip)
     if model is not None and axes:
-        raise SetupError("--flip: give --quick, too; a user of a pretrained model has one taste, which stays")
+        raise SetupError("--flip: only with --quick, the toy; a user of a pretrained model has one taste, which stays")
     chosen_methods = _methods(methods if methods is not None else TOY_METHOD if model is None else MODEL_METHOD)
     if (model is None) is (MODEL_METHOD in chosen_methods) or (model is not None and len(chosen_methods) > 1):
         raise SetupError(

@@ -22,7 +22,7 @@ _TOY_COLUMNS = ("user", "method", "version", "interactions", "reward", "match", 
 _TASTE_COLUMNS = ("user", "version", "interactions", "match", "facts", "words", "cut", "loops", "failed", "seconds")
 _TEXT_COLUMNS = ("user", "method")
 _METHOD_WIDTH = max(map(len, Method))
-_BAR_WIDTH = 20
+_BAR_WIDTH, _LEAST_BAR = 20, 5
 _GAP = "  "
 
 
@@ -130,8 +130,10 @@ class ScoreTable(ScoreLines):
         names = columns(self._rows[0][1])
         for name in names:
             table.add_column(name, justify="left" if name in _TEXT_COLUMNS else "right")
-        bar_width = min(_BAR_WIDTH, max(0, self._console.width - len(_line(names, names) + _GAP)))
-        table.add_column()
+        room = self._console.width - len(_line(names, names) + _GAP)
+        bar_width = min(_BAR_WIDTH, room) if room >= _LEAST_BAR else 0
+        if bar_width:
+            table.add_column()
         current = self._rows[-1][0]
         last = dict(self._rows)  # only the last row of a finished run, so that the table fits the screen
         for run, row in self._rows:
@@ -139,5 +141,6 @@ class ScoreTable(ScoreLines):
                 continue
             bar = "█" * round(row.match * bar_width)
             style = "green" if row.match >= GOAL else "yellow"
-            table.add_row(*cells(run, row), Text(bar.ljust(bar_width, "·"), style=style))
+            shown = [Text(bar.ljust(bar_width, "·"), style=style)] if bar_width else []
+            table.add_row(*cells(run, row), *shown)
         return table

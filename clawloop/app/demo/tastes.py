@@ -1,4 +1,4 @@
-"""Tastes of the person of `clawloop demo run --model`, each checked by a rule, with requests and reactions.
+"""Tastes of the person of `clawloop demo run`, each checked by a rule, with requests and reactions.
 
 A taste is a rule on a reply's text alone, so that no model grades. Which taste a person has is drawn by the seed, among
 those that the base model seldom meets, and meets when it is told.

@@ -601,7 +601,7 @@ def rank_parts(request: Request, ranks: int, *, sharded: bool, kept: int = 0) ->
             inner,
             f"{tokens:,} tokens: a sample of {limits.max_sample_tokens:,}"
             + (" and what shares its beginning" if packed else ", alone")
-            + (f"; of {kept:,} all layers are kept" if kept else ""),
+            + (f"; up to {kept:,} no layer is computed twice" if kept else ""),
         ),
         Part(
             PartName.LOGITS,
