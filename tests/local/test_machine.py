@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import json
 import os
@@ -147,6 +148,17 @@ def test_a_data_folder_is_locked_for_one_process(tmp_path: Path) -> None:
         )
     with checks.lock_data_folder(data):
         pass
+
+
+def test_a_full_disk_prevents_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        with checks.lock_data_folder(tmp_path):
+            pass
+    assert (tmp_path / "up.lock").read_text() == ""
 
 
 def test_a_data_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:

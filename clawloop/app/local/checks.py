@@ -11,7 +11,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -66,8 +66,8 @@ def lock_file(path: Path, locked_message: str, wait: Callable[[str], None] | Non
             wait(locked)
             fcntl.flock(file, fcntl.LOCK_EX)
         file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
+        with suppress(OSError):  # a full disk: others do not learn the process, and `model remove` can make room
+            os.write(file.fileno(), f"{os.getpid()}\n".encode())
         yield
 
 
