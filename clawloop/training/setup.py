@@ -31,7 +31,7 @@ class TrainerSetup(BaseModel):
         max_tokens: longest sample; None: all positions of the model.
         micro_batch_tokens: input tokens of one forward, see `Limits.budget_tokens`.
         recompute_beyond: input tokens of the largest micro-batch of which no layer is computed again in the backward
-            pass. To do so saves memory, and took 26 to 40 % of a pass with gradient (SmolLM2, 627 tokens, on a CPU).
+            pass. Doing it saves memory, and took 26 to 40 % of a pass with gradient (SmolLM2, 627 tokens, on a CPU).
         quantise: the base model's projections to 4 bits once it is loaded; the recipe has to be decoupled then.
         engines_quantised: engines serve a quantised copy of the model; the recipe has to be decoupled then too.
         backend: which library computes the model; None: by its family, see `read_family`.

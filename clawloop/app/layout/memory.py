@@ -399,6 +399,7 @@ def _mask(model: ModelShape, tokens: int, number_bytes: int) -> int:
 LOGITS_AT_ONCE = 2**26
 """`clawloop.training.model`: more logits than that are computed chunk by chunk, each anew in the backward pass."""
 
+# Tokens, in whole steps of which the trainer is told what it may keep.
 _KEPT_STEP = 128
 # Buffers of NCCL between GPUs of one machine.
 TRAINER_NCCL_BUFFERS = GIB
