@@ -11,28 +11,41 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+_LOOK_AGAIN_MS = 100
+"""Bounds what an announcement that did not arrive costs; to look ten times a second costs nothing."""
+
 
 def adapt() -> None:
     """Idempotent. On a GPU everything stays as it is."""
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
-        _wait_by_sleeping()
+        _wait_for_announcements()
         _rewind_generators()
         _adapt_by_runs()
 
 
-def _wait_by_sleeping() -> None:
-    """Wait by `time.sleep(0)`, 50 µs each, in place of `os.sched_yield` in a loop.
+def _wait_for_announcements() -> None:
+    """Wait for the other process's message, in place of looking for it in a loop with `os.sched_yield`.
 
-    That loop takes a whole core while a reply is written. With Linux 6.18 on two cores other processes that could run
-    stood still for seconds beside it: one stop in six came so late that the gateway was killed while it recorded. By
-    sleeping the loop takes a third of a core, and a toy model writes 5 to 10 % fewer tokens/s alone; of a larger one a
-    token takes so long that nothing is lost. On a GPU a token may take a millisecond.
+    In vLLM (0.32) the engine's process looks so while its worker computes, and the worker while the engine plans. On
+    two cores that took the core which the worker's second thread, the trainer and the gateway need. A message is also
+    announced on a socket, for which vLLM waits once a second has passed without one; here from the beginning. A writer
+    whose reader is late has no socket to wait for, and waits by `time.sleep(0)`, 50 µs each.
     """
     from vllm.distributed import utils
+    from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 
     utils.USE_SCHED_YIELD = False
+    if SpinCondition.wait.__module__ == __name__:
+        return
+    waits = SpinCondition.wait
+
+    def wait(self: Any, timeout_ms: int | None = None) -> None:
+        self.busy_loop_s = -1  # how long it would look in a loop after a message
+        waits(self, _LOOK_AGAIN_MS if timeout_ms is None else min(timeout_ms, _LOOK_AGAIN_MS))
+
+    SpinCondition.wait = wait
 
 
 def _rewind_generators() -> None:

@@ -7,17 +7,32 @@ import sys
 
 import pytest
 
-# As vLLM's engine and worker processes do when they start.
+# As vLLM's engine and worker processes do when they start; then as a reader that has just read a message.
 WAITS = """
-import os
+import os, time
 from vllm.plugins import load_general_plugins
 load_general_plugins()
+import zmq
 from vllm.distributed.device_communicators import shm_broadcast
-def refused():
-    raise SystemExit("it yields")
+from vllm.utils.network_utils import get_open_zmq_ipc_path
+def refused(*_):
+    raise SystemExit("it looks in a loop")
 os.sched_yield = refused
 shm_broadcast.sched_yield()
-print("it sleeps")
+address, context = get_open_zmq_ipc_path(), zmq.Context()
+writer = shm_broadcast.SpinCondition(is_reader=False, context=context, notify_address=address)
+reader = shm_broadcast.SpinCondition(is_reader=True, context=context, notify_address=address)
+time.sleep = refused
+reader.record_read()
+began = time.monotonic()
+for timeout_ms in (30, 30, 5000, None):
+    reader.wait(timeout_ms)
+assert 0.25 < time.monotonic() - began < 4, "it waits for an announcement, at most 0.1 s"
+while not reader.poller.poll(100):
+    writer.notify()
+reader.wait(None)
+assert not reader.poller.poll(0), "the announcement is read"
+print("it waits")
 """
 
 # Two slots with an adapter each; tokens of the first, of the base model (-1), of the second, of the base model.
@@ -56,8 +71,8 @@ def _run(program: str) -> str:
 
 
 @pytest.mark.slow
-def test_an_engine_does_not_yield_in_a_loop() -> None:
-    assert _run(WAITS) == "it sleeps"
+def test_an_engine_does_not_look_for_messages_in_a_loop() -> None:
+    assert _run(WAITS) == "it waits"
 
 
 @pytest.mark.slow
