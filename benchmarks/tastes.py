@@ -320,7 +320,7 @@ class Run:
         shape = LoraShape(train.lora.rank, train.lora.alpha)
         model = load_model(
             self.folder, shape, dtype=torch.float32, device=torch.device("cpu"), max_tokens=2048,
-            gradient_checkpointing=False, seed=self.seed,
+            recompute_beyond=None, seed=self.seed,
         )  # fmt: skip
         optimizer = make_optimizer(model, train.optimiser)
         limits = Limits(budget_tokens=2048, max_tokens=2048, vocab_size=model.vocab_size)

@@ -137,16 +137,16 @@ def test_logprobs_are_of_logits_divided_by_the_recorded_temperature(qwen3: Path)
         assert torch.allclose(read.tails_N, (1 - likeliest.values.exp().sum(-1)).log(), atol=1e-4)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("beyond", [None, 0])
 def test_scoring_in_chunks_gives_the_same_scores_and_gradients(
-    qwen3: Path, monkeypatch: pytest.MonkeyPatch, checkpointing: bool
+    qwen3: Path, monkeypatch: pytest.MonkeyPatch, beyond: int | None
 ) -> None:
     packed = collate(random_sequences([(9, 5), (3, 17)]), [0, 1])
     readings, gradients = [], []
-    for logits_at_once, again in ((2**26, False), (4 * VOCAB, checkpointing)):
+    for logits_at_once, recomputed in ((2**26, None), (4 * VOCAB, beyond)):
         monkeypatch.setattr(token_scores, "_MAX_LOGITS", logits_at_once)
         model = load(qwen3)
-        model.gradient_checkpointing = again
+        model.recompute_beyond = recomputed
         shake_adapter(model)
         reading = model(packed, at_ids_NK=torch.arange(44).view(22, 2))
         (reading.logprobs_N.sum() + reading.topk_logprobs_NK.sum()).backward()

@@ -40,9 +40,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def loaded(base: Path) -> TorchtuneModel:
-    return load_torchtune_model(
-        base, LORA, dtype=torch.float32, device=torch.device("cpu"), gradient_checkpointing=False
-    )
+    return load_torchtune_model(base, LORA, dtype=torch.float32, device=torch.device("cpu"), recompute_beyond=None)
 
 
 @torch.no_grad()

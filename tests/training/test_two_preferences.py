@@ -41,7 +41,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> TorchtuneModel:
         LoraShape(rank=4, alpha=8.0),
         dtype=torch.float64,
         device=torch.device("cpu"),
-        gradient_checkpointing=False,
+        recompute_beyond=None,
     )
     make_it_read_hints(model)
     assert preferences(model, PLAIN) == pytest.approx((0.5, 0.5), abs=0.05)

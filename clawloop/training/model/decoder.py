@@ -330,8 +330,8 @@ class TorchtuneModel(nn.Module):
         lora: shape of the adapter.
         max_tokens: positions RoPE is computed for; no document may be longer.
         dtype: of base weights and arithmetic, float32 or bfloat16.
-        gradient_checkpointing: keep only each layer's input for the backward pass and recompute the rest.
-        recompute_beyond: do so for micro-batches of more tokens alone.
+        recompute_beyond: tokens of a micro-batch beyond which only each layer's input is kept for the backward pass,
+            and the rest computed again; None: never.
     """
 
     packs_documents = True
@@ -343,15 +343,13 @@ class TorchtuneModel(nn.Module):
         *,
         max_tokens: int,
         dtype: torch.dtype,
-        gradient_checkpointing: bool,
-        recompute_beyond: int = 0,
+        recompute_beyond: int | None,
     ):
         super().__init__()
         self.architecture = architecture
         self.lora = lora
         self.max_tokens = max_tokens
         self.dtype = dtype
-        self.gradient_checkpointing = gradient_checkpointing
         self.recompute_beyond = recompute_beyond
         width, vocab = architecture.hidden_size, architecture.vocab_size
         self.tok_embeddings = nn.Embedding(vocab, width)
@@ -410,8 +408,8 @@ class TorchtuneModel(nn.Module):
         """Hidden states after the final norm: [S, D] in `dtype`, D = `hidden_size`."""
         h: Tensor = self.tok_embeddings(micro_batch.tokens_S[None])
         positions = micro_batch.positions_S[None]
-        is_large = len(micro_batch.tokens_S) > self.recompute_beyond
-        recompute = self.gradient_checkpointing and is_large and torch.is_grad_enabled()
+        kept = self.recompute_beyond
+        recompute = kept is not None and len(micro_batch.tokens_S) > kept and torch.is_grad_enabled()
         for layer in self.layers:
             if recompute:
                 # No RNG state to keep: a layer draws no random numbers.
@@ -465,8 +463,7 @@ def build_model(
     *,
     dtype: torch.dtype,
     max_tokens: int | None = None,
-    gradient_checkpointing: bool = True,
-    recompute_beyond: int = 0,
+    recompute_beyond: int | None = 0,
 ) -> TorchtuneModel:
     """The model that this checkpoint describes, without weights (on `meta`), to be sharded and filled.
 
@@ -475,8 +472,7 @@ def build_model(
         lora: shape of the adapter.
         dtype: float32 or bfloat16.
         max_tokens: longest document; None: all positions of the checkpoint.
-        gradient_checkpointing: recompute each layer in the backward pass to save memory.
-        recompute_beyond: do so for micro-batches of more tokens alone.
+        recompute_beyond: see `TorchtuneModel`.
 
     Raises:
         ModelUnsupported: an architecture or feature that the trainer does not support.
@@ -489,7 +485,6 @@ def build_model(
             lora,
             max_tokens=positions if max_tokens is None else min(max_tokens, positions),
             dtype=dtype,
-            gradient_checkpointing=gradient_checkpointing,
             recompute_beyond=recompute_beyond,
         )
 
@@ -536,8 +531,7 @@ def load_torchtune_model(
     dtype: torch.dtype,
     device: torch.device,
     max_tokens: int | None = None,
-    gradient_checkpointing: bool = True,
-    recompute_beyond: int = 0,
+    recompute_beyond: int | None = 0,
     quantisation: Quantisation | None = None,
     seed: int = 0,
 ) -> TorchtuneModel:
@@ -547,7 +541,6 @@ def load_torchtune_model(
         lora,
         dtype=dtype,
         max_tokens=max_tokens,
-        gradient_checkpointing=gradient_checkpointing,
         recompute_beyond=recompute_beyond,
     )
     fill_model(model, checkpoint, device, quantisation=quantisation, seed=seed)

@@ -27,8 +27,7 @@ def load_sharded_model(
     device: torch.device,
     max_tokens: int | None = None,
     backend: Backend | None = None,
-    gradient_checkpointing: bool = True,
-    recompute_beyond: int = 0,
+    recompute_beyond: int | None = 0,
     quantisation: Quantisation | None = None,
     seed: int = 0,
 ) -> PolicyModel:
@@ -57,7 +56,7 @@ def load_sharded_model(
             dtype=dtype,
             device=torch.device("cpu"),
             max_tokens=max_tokens,
-            gradient_checkpointing=gradient_checkpointing,
+            recompute=recompute_beyond is not None,
             seed=seed,
         )
         for layer in loaded.layers:
@@ -71,7 +70,6 @@ def load_sharded_model(
         lora,
         dtype=dtype,
         max_tokens=max_tokens,
-        gradient_checkpointing=gradient_checkpointing,
         recompute_beyond=recompute_beyond,
     )
     for layer in model.layers:
@@ -93,8 +91,7 @@ def load_model(
     device: torch.device,
     max_tokens: int | None = None,
     backend: Backend | None = None,
-    gradient_checkpointing: bool = True,
-    recompute_beyond: int = 0,
+    recompute_beyond: int | None = 0,
     quantisation: Quantisation | None = None,
     seed: int = 0,
 ) -> PolicyModel:
@@ -106,8 +103,8 @@ def load_model(
         dtype: of base weights and arithmetic, float32 or bfloat16.
         max_tokens: longest document; None: all positions of the checkpoint.
         backend: see `read_family`.
-        gradient_checkpointing: recompute each layer in the backward pass to save memory.
-        recompute_beyond: do so for micro-batches of more tokens alone; torchtune's backend.
+        recompute_beyond: tokens of a micro-batch beyond which each layer is computed again in the backward pass, which
+            saves memory; None: never. The backend of transformers knows only never and, for any number, always.
         quantisation: of the base model's projections; None: none.
         seed: of the fresh adapter.
 
@@ -124,7 +121,6 @@ def load_model(
             dtype=dtype,
             device=device,
             max_tokens=max_tokens,
-            gradient_checkpointing=gradient_checkpointing,
             recompute_beyond=recompute_beyond,
             quantisation=quantisation,
             seed=seed,
@@ -138,7 +134,7 @@ def load_model(
         dtype=dtype,
         device=device,
         max_tokens=max_tokens,
-        gradient_checkpointing=gradient_checkpointing,
+        recompute=recompute_beyond is not None,
         quantisation=quantisation,
         seed=seed,
     )

@@ -138,7 +138,7 @@ def load_transformers_model(
     dtype: torch.dtype,
     device: torch.device,
     max_tokens: int | None = None,
-    gradient_checkpointing: bool = True,
+    recompute: bool = True,
     quantisation: Quantisation | None = None,
     seed: int = 0,
 ) -> TransformersModel:
@@ -150,7 +150,7 @@ def load_transformers_model(
         lora: shape of the adapter.
         dtype: float32 or bfloat16; LoRA weights are always float32.
         max_tokens: longest document; None: all positions of the checkpoint.
-        gradient_checkpointing: recompute each layer in the backward pass to save memory.
+        recompute: compute each layer again in the backward pass, to save memory.
         quantisation: of the projections; None: none.
 
     Raises:
@@ -172,7 +172,7 @@ def load_transformers_model(
         peft, family, lora, max_tokens=positions if max_tokens is None else min(max_tokens, positions)
     )
     reset_adapter(model, seed)
-    if gradient_checkpointing:
+    if recompute:
         # No random state to keep: nothing in the model draws random numbers.
         causal.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
     model.train()  # what transformers recomputes layers by; there is no dropout
