@@ -1,16 +1,25 @@
 """A plugin of vLLM: what engines on a CPU need beside vLLM's own code.
 
-They wait for their workers without taking a core, take `seed` in long prompts, and add an adapter to the tokens that
-asked for it alone. vLLM loads it in each of its processes, by the entry point `vllm.general_plugins`.
+Their processes import vLLM once for all, wait for each other without taking a core, take `seed` in long prompts, and
+add an adapter to the tokens that asked for it alone. vLLM loads it when it starts, by the entry point
+`vllm.general_plugins`.
 """
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
+_OWN_CORES = "clawloop_own_cores"
 _LOOK_AGAIN_MS = 100
 """Bounds what an announcement that did not arrive costs; to look ten times a second costs nothing."""
 
@@ -20,9 +29,68 @@ def adapt() -> None:
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
+        _fork()
         _wait_for_announcements()
         _rewind_generators()
         _adapt_by_runs()
+
+
+def _fork() -> None:
+    """Fork the engine's process off the API server and the worker off the engine, in place of starting Python anew.
+
+    To import vLLM takes 15 to 35 s on two cores, and each of three processes did so, one after the other. vLLM (0.32)
+    forks on GPUs where it is used as a library; on a CPU it does not, because OpenMP reads in its first moment which
+    cores are its own. Here the worker sets these itself. A pool of threads does not live through a fork, so the parents
+    have no pool. Where another OpenMP is preloaded than torch's own, Python is started anew.
+    """
+    import torch
+    from vllm.platforms.cpu import CpuPlatform
+    from vllm.utils.ompmultiprocessing import OMPProcessManager
+
+    if sys.platform != "linux" or "omp" in os.environ.get("LD_PRELOAD", "") or hasattr(OMPProcessManager, _OWN_CORES):
+        return
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    check_config = CpuPlatform.check_and_update_config.__func__
+    configure = OMPProcessManager.configure_omp_envs
+    own_cores: list[set[int]] = []  # of the worker that is being started; empty: any
+
+    def check_and_update_config(cls: Any, vllm_config: Any) -> None:
+        check_config(cls, vllm_config)  # sets it to spawn
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+
+    @contextmanager
+    def configure_omp_envs(self: Any, rank: int, local_rank: int) -> Iterator[None]:
+        own_cores.append(set() if self.skip_setup else set(self.cpu_lists[local_rank]))
+        try:
+            with configure(self, rank, local_rank):
+                yield
+        finally:
+            own_cores.clear()
+
+    def in_child() -> None:
+        signal.set_wakeup_fd(-1)  # the parent's event loop
+        _leave_parents_port()
+        for cores in own_cores:
+            if cores:
+                os.sched_setaffinity(0, cores)
+            torch.set_num_threads(len(cores) or threads)
+        own_cores.clear()
+
+    CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
+    OMPProcessManager.configure_omp_envs = configure_omp_envs
+    setattr(OMPProcessManager, _OWN_CORES, own_cores)
+    os.register_at_fork(after_in_child=in_child)
+
+
+def _leave_parents_port() -> None:
+    """Let go of the API server's socket: its port could be taken by nobody while a process that it left behind ends."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        with suppress(OSError), socket.socket(fileno=os.dup(int(entry.name))) as found:  # else no socket
+            if found.family in (socket.AF_INET, socket.AF_INET6):
+                os.dup2(nowhere, int(entry.name))  # not closed: an object of the parent's would close what comes there
+    os.close(nowhere)
 
 
 def _wait_for_announcements() -> None:

@@ -35,6 +35,38 @@ assert not reader.poller.poll(0), "the announcement is read"
 print("it waits")
 """
 
+# As an engine that forks its worker, which has core 0 for its own, while the API server holds a port.
+FORKS = """
+import os, signal, socket
+from vllm.plugins import load_general_plugins
+load_general_plugins()
+import torch
+from vllm.utils.ompmultiprocessing import OMPProcessManager
+port, (ours, theirs) = socket.create_server(("127.0.0.1", 0)), socket.socketpair()
+theirs.setblocking(False)
+signal.set_wakeup_fd(theirs.fileno())
+assert torch.get_num_threads() == 1, "a pool of threads would not live through the fork"
+core = min(os.sched_getaffinity(0))
+manager = OMPProcessManager.__new__(OMPProcessManager)
+manager.skip_setup, manager.cpu_lists, manager.use_iomp, manager.use_gomp = False, [[core]], False, False
+for worker in (True, False):
+    cores = {core} if worker else os.sched_getaffinity(0)
+    def child():
+        holds = os.path.samestat(os.fstat(port.fileno()), os.stat(os.devnull))
+        ours.getpeername()  # of this machine alone
+        return holds and os.sched_getaffinity(0) == cores and signal.set_wakeup_fd(-1) == -1
+    if worker:
+        with manager.configure_omp_envs(rank=0, local_rank=0):
+            pid = os.fork()
+    else:
+        pid = os.fork()
+    if not pid:
+        os._exit(0 if child() else 1)
+    assert os.waitpid(pid, 0)[1] == 0, worker
+port.getsockname()
+print("it forks")
+"""
+
 # Two slots with an adapter each; tokens of the first, of the base model (-1), of the second, of the base model.
 ADAPTS = """
 import torch
@@ -68,6 +100,11 @@ def _run(program: str) -> str:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_a_forked_worker_has_its_cores_and_not_the_port() -> None:
+    assert _run(FORKS) == "it forks"
 
 
 @pytest.mark.slow

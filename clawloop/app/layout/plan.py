@@ -127,7 +127,7 @@ def check_sets(gpus: Gpus, *, training: bool) -> None:
 # A layout on a machine without GPUs: all processes in one memory.
 
 # Measured on a 2-core machine: proportional set size with a model of a megabyte (docs/results.md, Weight).
-ENGINE_RUNTIME = 1450 * MIB
+ENGINE_RUNTIME = 1050 * MIB
 TRAINER_RUNTIME = 600 * MIB
 SERVICES = {
     "gateways": (280 * MIB, "two, measured"),
@@ -206,7 +206,7 @@ def _engine_on_cpu(request: Request, role: Role, cache_bytes: int) -> Process:
             memory_module.reading_bytes(model, serving, b),
             f"a prompt of {serving.batched_tokens:,} tokens, or {serving.seqs} requests' logits",
         ),
-        Part(PartName.RUNTIME, ENGINE_RUNTIME, "three processes that import vLLM"),
+        Part(PartName.RUNTIME, ENGINE_RUNTIME, "three processes that share what they import"),
     )
     words = table.engine_arguments(request, serving, gpus=0, with_lora=with_lora)
     words = (*words, *table.cpu_arguments(cache))
