@@ -7,10 +7,14 @@ add an adapter to the tokens that asked for it alone. vLLM loads it when it star
 
 from __future__ import annotations
 
+import ctypes
+import multiprocessing
 import os
 import signal
 import socket
+import stat
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,9 +23,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+_API_SERVER = "vllm.entrypoints.openai.api_server"
 _OWN_CORES = "clawloop_own_cores"
+_PR_SET_PDEATHSIG = 1
 _LOOK_AGAIN_MS = 100
-"""Bounds what an announcement that did not arrive costs; to look ten times a second costs nothing."""
+"""At the latest; ten looks a second of an idle engine cost nothing."""
 
 
 def adapt() -> None:
@@ -47,7 +53,9 @@ def _fork() -> None:
     from vllm.platforms.cpu import CpuPlatform
     from vllm.utils.ompmultiprocessing import OMPProcessManager
 
-    if sys.platform != "linux" or "omp" in os.environ.get("LD_PRELOAD", "") or hasattr(OMPProcessManager, _OWN_CORES):
+    if sys.platform != "linux" or "omp" in os.environ.get("LD_PRELOAD", "") or not _is_api_server():
+        return
+    if hasattr(OMPProcessManager, _OWN_CORES):
         return
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -71,11 +79,13 @@ def _fork() -> None:
     def in_child() -> None:
         signal.set_wakeup_fd(-1)  # the parent's event loop
         _leave_parents_port()
-        for cores in own_cores:
+        if own_cores:
+            # The worker holds the pipe by whose end the API server sees that the engine's process has ended.
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+            cores = own_cores.pop()
+            torch.set_num_threads(len(cores) or threads)
             if cores:
                 os.sched_setaffinity(0, cores)
-            torch.set_num_threads(len(cores) or threads)
-        own_cores.clear()
 
     CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
     OMPProcessManager.configure_omp_envs = configure_omp_envs
@@ -83,13 +93,24 @@ def _fork() -> None:
     os.register_at_fork(after_in_child=in_child)
 
 
+def _is_api_server() -> bool:
+    """Whether this is `python -m vllm…api_server` itself: not a program that has torch compute before it forks."""
+    main = getattr(sys.modules["__main__"], "__spec__", None)
+    return main is not None and main.name == _API_SERVER and multiprocessing.parent_process() is None
+
+
 def _leave_parents_port() -> None:
     """Let go of the API server's socket: its port could be taken by nobody while a process that it left behind ends."""
-    nowhere = os.open(os.devnull, os.O_RDWR)
+    nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for entry in list(Path("/proc/self/fd").iterdir()):
-        with suppress(OSError), socket.socket(fileno=os.dup(int(entry.name))) as found:  # else no socket
-            if found.family in (socket.AF_INET, socket.AF_INET6):
-                os.dup2(nowhere, int(entry.name))  # not closed: an object of the parent's would close what comes there
+        number = int(entry.name)
+        with suppress(OSError):  # that of the listing, which is closed by now
+            if not stat.S_ISSOCK(os.fstat(number).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(number)) as found:
+                if found.family in (socket.AF_INET, socket.AF_INET6):
+                    # Not closed: an object of the parent's would later close what comes in its place.
+                    os.dup2(nowhere, number, inheritable=False)
     os.close(nowhere)
 
 
@@ -97,9 +118,10 @@ def _wait_for_announcements() -> None:
     """Wait for the other process's message, in place of looking for it in a loop with `os.sched_yield`.
 
     In vLLM (0.32) the engine's process looks so while its worker computes, and the worker while the engine plans. On
-    two cores that took the core which the worker's second thread, the trainer and the gateway need. A message is also
-    announced on a socket, for which vLLM waits once a second has passed without one; here from the beginning. A writer
-    whose reader is late has no socket to wait for, and waits by `time.sleep(0)`, 50 µs each.
+    two cores that took the core which the trainer and the gateway need. A message is also announced on a socket, for
+    which vLLM waits once a second has passed without one; here from the beginning. ZeroMQ drops an announcement that
+    follows another within about a millisecond, so a reader looks again after an eighth of the time that it has waited.
+    A writer whose reader is late has no socket to wait for, and waits by `time.sleep(0)`, 50 µs each.
     """
     from vllm.distributed import utils
     from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
@@ -111,7 +133,8 @@ def _wait_for_announcements() -> None:
 
     def wait(self: Any, timeout_ms: int | None = None) -> None:
         self.busy_loop_s = -1  # how long it would look in a loop after a message
-        waits(self, _LOOK_AGAIN_MS if timeout_ms is None else min(timeout_ms, _LOOK_AGAIN_MS))
+        again_ms = min(max(1, int((time.monotonic() - self.last_read) * 1000 / 8)), _LOOK_AGAIN_MS)
+        waits(self, again_ms if timeout_ms is None else min(timeout_ms, again_ms))
 
     SpinCondition.wait = wait
 
