@@ -18,8 +18,9 @@ from starlette.routing import Route
 import clawloop.app.evaluation.run as run_module
 from clawloop.app.demo.admin_client import AdminClient
 from clawloop.app.demo.sessions import as_notes
+from clawloop.app.evaluation.chart import tokens_by_session
 from clawloop.app.evaluation.clients import ModelClient, NoAnswer
-from clawloop.app.evaluation.figures import Row, sessions_by_luck
+from clawloop.app.evaluation.figures import Row, RunFigure, sessions_by_luck
 from clawloop.app.evaluation.homework import own_homework
 from clawloop.app.evaluation.lines import LineFile, SessionLine
 from clawloop.app.evaluation.run import Evaluation, Plan, is_complete, rows, with_lessons
@@ -377,3 +378,18 @@ async def test_the_command_prints_the_table_and_prints_it_again_without_a_gatewa
     as_json = await asyncio.to_thread(clawloop, *asked, "http://127.0.0.1:9", "--json")
     found = {(one["arm"], one["user"]): one for one in json.loads(as_json.stdout)}
     assert found["binary", "teacher"]["sessions"]["mean"] == 5
+    chart = tmp_path / "chart.png"
+    drawn = await asyncio.to_thread(clawloop, *asked, "http://127.0.0.1:9", "--chart", str(chart))
+    assert (drawn.returncode, chart.read_bytes()[:4]) == (0, b"\x89PNG")
+    nowhere = await asyncio.to_thread(clawloop, *asked, "http://127.0.0.1:9", "--chart", str(tmp_path / "no" / "c.png"))
+    assert nowhere.returncode == 1
+    assert "--chart" in nowhere.stderr
+
+
+def test_a_chart_has_the_mean_tokens_of_each_session_of_the_runs_that_came_so_far() -> None:
+    runs = [
+        RunFigure("notes", "teacher", seed, len(tokens), True, tokens=tokens)
+        for seed, tokens in enumerate(((60, 80), (70, 100, 120)))
+    ]
+    assert tokens_by_session(runs) == [65, 90, 120]
+    assert tokens_by_session([]) == []

@@ -65,6 +65,9 @@ def evaluate_command(
         float, typer.Option(min=0, help="Pause before a session with lessons whose user is content, for practice.")
     ] = 2.0,
     data: Data = None,
+    chart: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="PNG to draw: tokens of the prompt, session by session.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Count the sessions until a policy does what its users want, beside frozen weights and notes in the prompt."""
@@ -88,8 +91,9 @@ def evaluate_command(
         user_model=user_model,
         lessons=lessons,
     )
-    if not out.parent.is_dir():
-        raise SetupError(f"--out {out}: there is no folder {out.parent}")
+    for option, path in (("--out", out), ("--chart", chart)):
+        if path is not None and not path.parent.is_dir():
+            raise SetupError(f"{option} {path}: there is no folder {path.parent}")
     lines: LineFile | None = LineFile(out, plan.settings()) if out.exists() else None
     problem: str | None = None
     if lines is None or not is_complete(plan, lines):
@@ -102,6 +106,11 @@ def evaluate_command(
         except SetupError as error:
             problem = str(error)
     _show(plan, lines, as_json=as_json)
+    if chart is not None:
+        from clawloop.app.evaluation.chart import draw_tokens
+        from clawloop.app.evaluation.run import finished_runs
+
+        draw_tokens(chart, finished_runs(plan, lines))
     if problem is not None:
         raise SetupError(f"the evaluation is not finished, the same command goes on with it: {problem}")
 

@@ -164,19 +164,27 @@ def is_complete(plan: Plan, lines: LineFile) -> bool:
 
 def rows(plan: Plan, lines: LineFile) -> list[Row]:
     """The table of the runs that are finished."""
-    runs = []
     base_rates = {}
     for user in plan.users:
         firsts = [_met(lines, FROZEN, seed, user) for seed in range(plan.seeds)]
         if all(len(met) == plan.limit for met in firsts):
             base_rates[user.value] = fmean(one for met in firsts for one in met)
-        runs += [_figure(plan, lines, FROZEN, seed, user) for seed, met in enumerate(firsts) if len(met) == plan.limit]
+    return table(finished_runs(plan, lines), plan.arms, [user.value for user in plan.users], base_rates)
+
+
+def finished_runs(plan: Plan, lines: LineFile) -> list[RunFigure]:
+    """The runs that are finished, those of frozen weights first."""
+    runs = []
+    for user in plan.users:
+        for seed in range(plan.seeds):
+            if len(_met(lines, FROZEN, seed, user)) == plan.limit:
+                runs.append(_figure(plan, lines, FROZEN, seed, user))
     for cell in cells(plan):
         if is_finished(plan, lines, cell):
             facts = lines.facts.get((cell.arm, cell.seed, cell.user))
             share = None if facts is None else facts.right / facts.asked
             runs += [_figure(plan, lines, cell.arm, cell.seed, user, share) for user in cell.users]
-    return table(runs, plan.arms, [user.value for user in plan.users], base_rates)
+    return runs
 
 
 def notes_of(lines: LineFile, cell: Cell) -> str:
