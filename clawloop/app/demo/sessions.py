@@ -286,14 +286,14 @@ class TasteUser:
         for taste in tastes_to_learn(self._seed, self._first):
             asked = [told(taste, number) for number in range(FEW_REQUESTS)]
             self._told[taste] = share_met(taste, await self._replies(client, model, asked, name=f"told-{taste}"))
-            gains[taste] = self._told[taste] - share_met(taste, self._first)
+            gains[taste] = self._told[taste] - share_met(taste, self._first[:FEW_REQUESTS])
             if gains[taste] >= LEAST_TOLD:
                 break
         chosen = max(gains, key=lambda taste: gains[taste])
         for taste in (each for each in gains if each is not chosen):
             self._say(
                 f"passed over: a taste for {taste} ({taste.text}), which words hardly teach this model: told so, it has"
-                f" {self._told[taste]:.0%} of its replies in taste, untold {share_met(taste, self._first):.0%}"
+                f" {self._told[taste]:.0%} of its replies in taste, untold {self._told[taste] - gains[taste]:.0%}"
             )
         return chosen
 

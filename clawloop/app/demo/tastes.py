@@ -143,8 +143,9 @@ def _requests(*, held_out: bool) -> tuple[str, ...]:
 
 EVERYDAY: tuple[str, ...] = _requests(held_out=False)
 """Requests of chats."""
-HELD_OUT: tuple[str, ...] = _requests(held_out=True)
-"""Requests for measuring, of subjects that no chat has."""
+_BY_KIND = _requests(held_out=True)
+HELD_OUT: tuple[str, ...] = tuple(_BY_KIND[at * 13 % 32] for at in range(32))
+"""Requests for measuring, of subjects that no chat has: in the first 16 as many of each kind as in the last."""
 
 
 # Reactions ------------------------------------------------------------------------------------------------------------
