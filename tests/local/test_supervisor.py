@@ -680,7 +680,7 @@ def test_a_table_shows_how_long_a_start_takes_and_restarts_once_there_are_some(t
     board.changed(status(PartState.STARTING, engine.starting))
     with console.capture() as capture:
         console.print(board)
-    assert "loading the model, usually 1 to 3 minutes  " in capture.get()
+    assert "loading the model, usually 30 s to 3 minutes  " in capture.get()
     assert "restarts" not in capture.get()
     board.changed(status(PartState.READY, restarts=2))
     with console.capture() as capture:

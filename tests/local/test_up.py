@@ -577,10 +577,10 @@ def test_properties_are_read_from_the_model_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("(Worker pid=1) INFO [m.py:68] Starting to load model /m...", "usually 1 to 3 minutes: loading weights"),
+        ("(Worker pid=1) INFO [m.py:68] Starting to load model /m...", "usually 30 s to 3 minutes: loading weights"),
         (
             "(EngineCore pid=1) INFO [k.py:1] CPU KV cache size: 524,288 tokens, Maximum",
-            "usually 1 to 3 minutes: cache for 524,288 tokens",
+            "usually 30 s to 3 minutes: cache for 524,288 tokens",
         ),
         ("INFO something else", None),
     ],

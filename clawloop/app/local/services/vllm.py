@@ -25,7 +25,7 @@ GUARD_SECRET = "CLAWLOOP_ENGINE_SECRET"
 GUARD_SECRETS = "CLAWLOOP_ENGINE_SECRET_FILE"
 # Without this list vLLM wraps lm_head too, and concurrent `prompt_logprobs` requests crash the engine.
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-LOADING_TIME = "usually 1 to 3 minutes"
+LOADING_TIME = "usually 30 s to 3 minutes"
 _PROGRESS = (
     (re.compile(r"Resolved architecture: (\S+)"), "reading {0}"),
     (re.compile(r"Initializing a V1 LLM engine"), "starting its engine process"),
