@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _API_SERVER = "vllm.entrypoints.openai.api_server"
 _OWN_CORES = "clawloop_own_cores"
 _PR_SET_PDEATHSIG = 1
-_LOOK_AGAIN_MS = 100
-"""At the latest; ten looks a second of an idle engine cost nothing."""
+_QUIET_S = 1.0
+"""Without a message for so long no announcement can have been dropped, and the next one will not be."""
 
 
 def adapt() -> None:
@@ -133,8 +133,11 @@ def _wait_for_announcements() -> None:
 
     def wait(self: Any, timeout_ms: int | None = None) -> None:
         self.busy_loop_s = -1  # how long it would look in a loop after a message
-        again_ms = min(max(1, int((time.monotonic() - self.last_read) * 1000 / 8)), _LOOK_AGAIN_MS)
-        waits(self, again_ms if timeout_ms is None else min(timeout_ms, again_ms))
+        waited_s = time.monotonic() - self.last_read
+        if waited_s < _QUIET_S:
+            again_ms = max(1, int(waited_s * 1000 / 8))
+            timeout_ms = again_ms if timeout_ms is None else min(timeout_ms, again_ms)
+        waits(self, timeout_ms)
 
     SpinCondition.wait = wait
 

@@ -69,7 +69,7 @@ async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
 
 
 # The checks of the end wait for up to 20 minutes before they name what never came.
-@pytest.mark.timeout(2400)
+@pytest.mark.timeout(3600)
 async def test_faults_at_every_crash_point_and_of_every_service_lose_nothing_and_do_nothing_twice(stack: Stack) -> None:
     chatters = Chatters(stack.gateway_url, stack.keys["chat"], think_seconds=0.5, closing=True)
     fuzzer = Fuzzer(stack.gateway_url, stack.keys, pause_seconds=0.1)

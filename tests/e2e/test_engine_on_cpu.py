@@ -25,9 +25,11 @@ reader = shm_broadcast.SpinCondition(is_reader=True, context=context, notify_add
 time.sleep = refused
 reader.record_read()
 began = time.monotonic()
-for timeout_ms in (30, 30, 5000, None):
+for timeout_ms in (30, 30, 60_000, None):
     reader.wait(timeout_ms)
-assert time.monotonic() - began < 4, "it looks again before long"
+assert time.monotonic() - began < 30, "it looks again before long"
+reader.last_read -= 2
+reader.wait(30)
 while not reader.poller.poll(100):
     writer.notify()
 reader.wait(None)
