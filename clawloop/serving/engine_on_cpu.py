@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     import torch
 
 _API_SERVER = "vllm.entrypoints.openai.api_server"
-_OWN_CORES = "clawloop_own_cores"
 _PR_SET_PDEATHSIG = 1
 _QUIET_S = 1.0
 """Without a message for so long no announcement can have been dropped, and the next one will not be."""
@@ -55,7 +54,7 @@ def _fork() -> None:
 
     if sys.platform != "linux" or "omp" in os.environ.get("LD_PRELOAD", "") or not _is_api_server():
         return
-    if hasattr(OMPProcessManager, _OWN_CORES):
+    if OMPProcessManager.configure_omp_envs.__module__ == __name__:
         return
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -89,7 +88,6 @@ def _fork() -> None:
 
     CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
     OMPProcessManager.configure_omp_envs = configure_omp_envs
-    setattr(OMPProcessManager, _OWN_CORES, own_cores)
     os.register_at_fork(after_in_child=in_child)
 
 

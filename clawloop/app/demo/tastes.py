@@ -144,6 +144,7 @@ def _requests(*, held_out: bool) -> tuple[str, ...]:
 EVERYDAY: tuple[str, ...] = _requests(held_out=False)
 """Requests of chats."""
 _BY_KIND = _requests(held_out=True)
+# 13 and 32 have no common factor: each of the first 32 comes once, and the kinds take turns.
 HELD_OUT: tuple[str, ...] = tuple(_BY_KIND[at * 13 % 32] for at in range(32))
 """Requests for measuring, of subjects that no chat has: in the first 16 as many of each kind as in the last."""
 
