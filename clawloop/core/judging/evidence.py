@@ -15,7 +15,7 @@ from pydantic import JsonValue
 from clawloop.core.contracts.turns import Message
 from clawloop.core.ids import TurnId
 from clawloop.core.recipes.recipe import Signal
-from clawloop.core.turns.canonical import is_aside, is_volatile, text_parts, without_asides
+from clawloop.core.turns.canonical import is_aside, is_volatile, text_parts, without_asides, without_time
 from clawloop.core.turns.files import for_judges, kind_of_part, references_of
 from clawloop.core.turns.thinking import THINKING_PARTS, without_leading_thinking
 
@@ -264,12 +264,13 @@ def rests_on_tools(signal: Signal) -> bool:
 def words_of(messages: Sequence[Message], comments: Sequence[str]) -> str | None:
     """The user's own words among these messages, and their comments; None if the user has not spoken.
 
-    Only text, so that neither an image, nor what a tool printed or a client put beside it, is taken for words.
+    Only text, so that neither an image, nor what a tool printed or a client put beside or before it, is taken for words.
     """
     own = list(filter(_is_own, messages))
     if not own and not comments:
         return None
-    return "\n\n".join([*("\n".join(text_parts(without_asides(message))) for message in own), *comments])
+    said = (without_time("\n".join(text_parts(without_asides(message)))) for message in own)
+    return "\n\n".join([*said, *comments])
 
 
 def follows_output(messages: Sequence[Message]) -> bool:

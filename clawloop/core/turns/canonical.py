@@ -37,6 +37,9 @@ _ASIDES = (
 )
 _FRAMES = tuple((f"<{tag}>", f"</{tag}>") for tag in _ASIDES)
 
+# OpenClaw puts it before what a person typed: "[Mon 2026-11-23 12:55 UTC] ".
+_TIME = re.compile(r"^\[[A-Z][a-z]{2} \d{4}-\d\d-\d\d [^\]\n]{1,40}\] ")
+
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 
 _NOT_ALPHANUMERIC = re.compile(r"[^A-Za-z0-9]+")
@@ -81,6 +84,11 @@ def is_aside(message: Message) -> bool:
     texts = text_parts(message)
     whole = isinstance(content, str) or (isinstance(content, list) and len(texts) == len(content))
     return message.get("role") == "user" and whole and any(texts) and not any(map(_own_text, texts))
+
+
+def without_time(text: str) -> str:
+    """A text without the time that a client put before it."""
+    return _TIME.sub("", text)
 
 
 def text_parts(message: Message) -> list[str]:

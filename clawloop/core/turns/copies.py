@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from clawloop.core.contracts.turns import Message
-from clawloop.core.turns.canonical import is_volatile, text_parts
+from clawloop.core.turns.canonical import is_volatile, text_parts, without_time
 from clawloop.core.turns.classify import is_side_prompt
 
 Key = TypeVar("Key", bound=Hashable)
@@ -22,8 +22,6 @@ _SHORTEST = 24
 _LONGEST = 100
 # Of a long conversation its longest lines are enough to know it by.
 _MOST_LINES = 500
-# OpenClaw puts it before what people type.
-_STAMP = re.compile(r"\[[A-Z][a-z]{2} \d{4}-\d\d-\d\d [^\]\n]{1,40}\] ")
 # Lines by which no conversation is known: headings and frames of summaries, and OpenClaw's line about its own host.
 _OF_CLIENTS = re.compile(r"[#<\[*]|Runtime: |The conversation history before this point was compacted")
 
@@ -55,7 +53,7 @@ def _lines(messages: Iterable[Message]) -> set[str]:
             continue
         for text in text_parts(message):
             for line in text.splitlines():
-                line = _collapsed(_STAMP.sub("", line, count=1))
+                line = _collapsed(without_time(line))
                 if len(line) >= _SHORTEST and not _OF_CLIENTS.match(line):
                     found.add(line[:_LONGEST])
     return found
