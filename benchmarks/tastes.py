@@ -129,9 +129,14 @@ def _arm(base: Recipe, *, batch: int = BATCH, corrected_share: float = 0.0, **ta
     return base.model_copy(update={"train": base.train.model_copy(update=changed)})
 
 
+_PACE = {"lr": 1e-3, "epsilon": 1e-4}
+# By this epsilon a step is as long as its clipped gradient: what is compared needs the same clip.
+_SAME_STEP = {"optimiser": _PACE | {"beta1": 0.5, "grad_clip": 0.05}}
+
+
 def _demos_pace(base: Recipe, **tables: Mapping[str, Any]) -> Recipe:
     """The recipe as the demo runs a pretrained model: a large epsilon, a weak pull, no step once users are content."""
-    pace: dict[str, Any] = {"loss": {"kl": 0.02}, "optimiser": {"lr": 1e-3, "epsilon": 1e-4}} | tables
+    pace: dict[str, Any] = {"loss": {"kl": 0.02}, "optimiser": _PACE} | tables
     return _arm(base, corrected_share=0.25, **pace)
 
 
@@ -167,8 +172,10 @@ ARMS: Mapping[str, Recipe] = {
     ),
     "hybrid, demo's pace": _demos_pace(DEFAULT_RECIPE),
     "hybrid, no rewards, demo's pace": _demos_pace(DEFAULT_RECIPE, advantage={"verdict_weight": 0.0}),
-    "combined, demo's pace": _demos_pace(_COMBINED, advantage={"spare_unlikely": 1.0}),
-    "binary, demo's pace": _demos_pace(_BINARY),
+    "combined, demo's pace": _demos_pace(_COMBINED, advantage={"spare_unlikely": 1.0}, **_SAME_STEP),
+    "binary, demo's pace": _demos_pace(_BINARY, **_SAME_STEP),
+    "combined, clip 1, demo's pace": _demos_pace(_COMBINED, advantage={"spare_unlikely": 1.0}),
+    "binary, clip 1, demo's pace": _demos_pace(_BINARY),
     "hindsight, demo's pace": _demos_pace(WITHOUT_JUDGE, distillation=NEAR),
     "hindsight, centred, demo's pace": _demos_pace(
         WITHOUT_JUDGE, distillation=NEAR, advantage={"control": False, "centre_gap": True}
@@ -182,7 +189,7 @@ ARMS: Mapping[str, Recipe] = {
     "hybrid, token, demo's pace": _demos_pace(DEFAULT_RECIPE, distillation={"hint_choice": "token_optimal"}),
     "hybrid, spare end, demo's pace": _demos_pace(DEFAULT_RECIPE, distillation={"spare_end": True}),
     "combined, rewards 0.1, demo's pace": _demos_pace(
-        _COMBINED, advantage={"spare_unlikely": 1.0, "verdict_weight": 0.1}
+        _COMBINED, advantage={"spare_unlikely": 1.0, "verdict_weight": 0.1}, **_SAME_STEP
     ),
 }
 _COMPARED = ("taste", "facts")
