@@ -141,7 +141,8 @@ def without_content(reply: Message, tokens: int) -> str | None:
         return "thinking without an end" if written.strip() or reply.get("reasoning_content") else "empty reply"
     if tokens == 1:
         return "reply of one token"
-    return "reply of one character" if is_of_one_character(text) else None
+    lone_sign = len(text) == 1 and not text.isalnum()  # "4" may answer, "." does not
+    return "reply of one character" if lone_sign or is_of_one_character(text) else None
 
 
 def _text_of(message: Message) -> str:

@@ -311,6 +311,8 @@ def test_an_empty_reply_cannot_be_trained() -> None:
         ({"content": "!" * 20}, "reply of one character"),
         ({"content": "! " * 300}, "reply of one character"),
         ({"content": "no" + "o" * 200 + "!"}, "reply of one character"),
+        ({"content": "<think>so</think>\n."}, "reply of one character"),
+        ({"content": "4"}, None),
         ({"content": "11111111"}, None),
         ({"content": "-----\n| a | b |\n-----"}, None),
         ({"content": "<think>\nI wonder, "}, "thinking without an end"),
@@ -328,7 +330,7 @@ def test_a_reply_without_content_is_named_for_what_it_is(reply: dict[str, JsonVa
 
 
 def test_of_a_stream_with_a_tenth_of_garbage_exactly_the_garbage_is_left_out() -> None:
-    garbage = ["!" * 64, "", "<think>and then", "\n" * 30, "0 " * 200]
+    garbage = ["!" * 64, "", "<think>and then", "\n" * 30, "."]
     stream = [garbage[place // 10 % 5] if place % 10 == 0 else f"Answer {place} is long." for place in range(200)]
     left_out = [text for text in stream if why(reply={"role": "assistant", "content": text}) is not None]
     assert left_out == garbage * 4
