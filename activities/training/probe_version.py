@@ -299,17 +299,19 @@ class ProbeActivities:
     async def _preference(
         self, plan: ProbePlan, probe: AskedProbe, parent: ProbeAnswer, version: ProbeAnswer
     ) -> int | None:
-        """Return the judge's preferences in both orders; equal answers are not shown to it. None: the recipe asks none.
+        """Return the judge's preferences in both orders; equal answers are not shown to it. None: the recipe asks none,
+        or its trial found that it cannot tell.
 
         Raises:
             JudgeUnavailable, JudgeRefused
         """
-        if not plan.recipe.signal.asks_judge:
+        signal = plan.recipe.signal
+        if not signal.asks_judge or await self._judge.votes_off(plan.policy, signal.judge_form) is not None:
             return None
         ours, theirs = (_shown(answer) for answer in (version, parent))
         if ours == theirs:
             return 0
-        form = await self._judge.form(plan.policy, plan.recipe.signal.judge_form)
+        form = await self._judge.form(plan.policy, signal.judge_form)
         choices = []
         for first, second in ((ours, theirs), (theirs, ours)):
             prompt = comparison_prompt(TurnId(probe.id), probe.content.messages, first, second, form)
