@@ -170,6 +170,8 @@ class Evaluator:
         if decision.hints:
             hint, hinted = await self._hinted_prompts(hint)
             control = await self._control_prompt() if hinted else None
+            if hinted and control is None and self._recipe.train.advantage.control:
+                hint, hinted = reject_hints(hint, "no engine renders the prompt that it is compared with"), ()
             decision = decide(signal, verdict, hint, fault)
         problems = self._collector.problems
         return FinalizedJudgement(
@@ -242,17 +244,16 @@ class Evaluator:
         record = self._record
         prompts: dict[str, PromptChange] = {}
         problems: list[str] = []
+        # Only a template that gives the recorded ids can be trusted with a hint.
+        plain = await self._rendered(record.messages, problems)
+        if plain is None:
+            return reject_hints(choice, problems[0]), ()
+        if plain != record.prompt_ids:
+            return reject_hints(choice, "template mismatch"), ()
         for text in choice.texts:
             hinted = with_hint(record.messages, text, spoken=self._signal.teaches_by_message)
             if hinted is None:
                 return reject_hints(choice, "no user message takes a hint"), ()
-            if not (prompts or problems):
-                # Only a template that gives the recorded ids can be trusted with a hint.
-                plain = await self._rendered(record.messages, problems)
-                if plain is None:
-                    continue
-                if plain != record.prompt_ids:
-                    return reject_hints(choice, "template mismatch"), ()
             rendered = await self._rendered(hinted, problems)
             if rendered is not None:
                 prompts[text] = PromptChange.between(record.prompt_ids or (), rendered)
