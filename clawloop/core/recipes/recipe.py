@@ -252,8 +252,9 @@ class Train(Table):
     corrected_share: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of a batch's chat samples that are blamed or have a hint, below which no step is made of it: its praised
     samples expire, with the reason, and the others wait for the next batch. A recipe that learns from next messages
-    counts the rated replies alone, from two on. SmolLM2-135M lost what it knows once most replies were praised, by each
-    method that was tried: docs/results.md. 0 trains every batch."""
+    counts the rated replies alone, from two on, and expires all that are not blamed: what is liked where it was rated
+    is mostly liked where it was not. SmolLM2-135M lost what it knows once most replies were praised, by each method
+    that was tried: docs/results.md. 0 trains every batch."""
     batch_groups: Annotated[int, Field(ge=1, le=1_000)] = 8
     """Number of rollout groups of a step that learns from episodes; it takes all samples of a group or none, and none
     of a chat."""
