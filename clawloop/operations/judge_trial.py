@@ -12,11 +12,10 @@ from clawloop.core.errors import EngineAnswerUnusable, JudgeRefused, SetupError
 from clawloop.core.ids import TurnId
 from clawloop.core.judging.phrases import Phrase, PhraseList, phrases_of
 from clawloop.core.judging.prompts import AnswerForm, JudgeAnswer, JudgePrompt, vote_prompt
-from clawloop.core.judging.quality import Biases, JudgeTrial, Quality, direct_votes, fit_biases, quality
+from clawloop.core.judging.quality import CALIBRATED, Biases, JudgeTrial, Quality, direct_votes, fit_biases, quality
 from clawloop.core.judging.voting import Vote, parse_vote
 from clawloop.core.recipes.recipe import JudgeForm
 
-EXAMPLES, CALIBRATED = "examples", "examples, calibrated"
 # By so much a form must be ahead of a simpler one: 100 phrases do not tell less.
 _MARGIN = 0.03
 _TEMPERATURE = 0.6
@@ -62,11 +61,12 @@ async def try_judge(
         calibration = phrases_of(PhraseList.CALIBRATION)
         biases = fit_biases(await shown.answers(calibration), [phrase.vote for phrase in calibration])
         answers = await shown.answers(trial)
-        by_form[EXAMPLES] = quality(trial, direct_votes(answers))
+        by_form[AnswerForm.EXAMPLES] = quality(trial, direct_votes(answers))
         by_form[CALIBRATED] = quality(trial, direct_votes(answers, biases))
-        report(f"{EXAMPLES}: {_words(by_form[EXAMPLES])}; calibrated: {_words(by_form[CALIBRATED])}")
+        with_examples, calibrated = _words(by_form[AnswerForm.EXAMPLES]), _words(by_form[CALIBRATED])
+        report(f"{AnswerForm.EXAMPLES}: {with_examples}; calibrated: {calibrated}")
     except (JudgeRefused, EngineAnswerUnusable) as error:
-        report(f"{EXAMPLES}: not possible: {error}")
+        report(f"{AnswerForm.EXAMPLES}: not possible: {error}")
     best = _best(by_form)
     form = present if best == str(present) else AnswerForm.EXAMPLES
     chosen = biases if best == CALIBRATED else None

@@ -12,7 +12,7 @@ import pytest
 from clawloop.app.processes.workers import try_new_judge
 from clawloop.core.contracts.turns import TurnOutcome
 from clawloop.core.judging.prompts import AnswerForm
-from clawloop.core.judging.quality import JudgeTrial, Quality
+from clawloop.core.judging.quality import CALIBRATED, JudgeTrial, Quality
 from clawloop.core.judging.voting import Vote
 from clawloop.core.recipes.recipe import DEFAULT_RECIPE, WITHOUT_JUDGE, Recipe
 from clawloop.core.settings import Settings
@@ -31,7 +31,8 @@ async def keep_trial(bench: Bench, form: AnswerForm, found: Quality, biases: dic
     bench.judge.rendered = ("a b", "a b")  # it never thinks
     async with with_client(bench, None, JUDGE_SECONDS) as asking:
         _, digest = await asking.judging._judge.identity("default")  # type: ignore[attr-defined]
-    trial = JudgeTrial("tiny", digest, form, biases, {"grammar": BAD, "examples": found}, found)
+    by_form = {"grammar": BAD, "examples": BAD, CALIBRATED: found}
+    trial = JudgeTrial("tiny", digest, form, biases, by_form, found)
     store = PostgresTrialStore(bench.database)
     assert await store.trial(digest) is None
     await store.keep(trial)

@@ -24,7 +24,7 @@ from clawloop.core.contracts.serving import KeyLimits, Scope
 from clawloop.core.errors import RequestRejected
 from clawloop.core.judging.agreement import VotedTurn
 from clawloop.core.judging.prompts import AnswerForm
-from clawloop.core.judging.quality import JudgeTrial, Quality
+from clawloop.core.judging.quality import CALIBRATED, JudgeTrial, Quality
 from clawloop.core.judging.voting import Vote
 from clawloop.core.lessons.ledger import tokens_of
 from clawloop.core.recipes.recipe import WITHOUT_JUDGE, Lessons, Recipe
@@ -76,7 +76,7 @@ async def test_how_good_the_judge_is_is_shown_where_it_was_tried(page: Page) -> 
         assert "The judge" not in await shown(visitor)
         weak = Quality(100, 0.41, 0.0, {})
         biases: dict[Vote, float] = {1: -1.5, 0: 0.0, -1: 0.25}
-        tried = JudgeTrial("small", "ab" * 32, AnswerForm.EXAMPLES, biases, {"grammar": weak}, weak)
+        tried = JudgeTrial("small", "ab" * 32, AnswerForm.EXAMPLES, biases, {"grammar": weak, CALIBRATED: weak}, weak)
         page.services[0].newest_trial = FakeVoteReader(trial=tried).newest_trial
         text = html.unescape(await shown(visitor))
         assert "small votes rightly on 41 of 100 phrases that decided nothing (kappa 0.00)" in text

@@ -104,7 +104,7 @@ def try_judge(
     from clawloop.core.judging.phrases import parse_phrases
 
     own = None if file is None else parse_phrases(file.read_text(encoding="utf-8"), str(file))
-    trial = with_policy_operations(
+    trial, form = with_policy_operations(
         data, policy, lambda operations, name: operations.try_judge(name, own, lambda line: typer.echo(line, err=True))
     )
     if as_json:
@@ -118,9 +118,11 @@ def try_judge(
     show_table(rows)
     biases = "" if trial.biases is None else f", biases {trial.biases[1]:+.2f} for 1 and {trial.biases[-1]:+.2f} for -1"
     typer.echo(f"form: {trial.form}{biases} (model {trial.judge}, {trial.digest[:12]})")
-    found = trial.reported
-    typer.echo(f"{found.accuracy:.0%} right, kappa {found.kappa:.2f}, on {found.phrases} phrases that decided nothing")
-    if own is None:
+    found, phrases = trial.reported, "phrases that decided nothing" if own is None else "phrases, which chose the form"
+    typer.echo(f"{found.accuracy:.0%} right, kappa {found.kappa:.2f}, on {found.phrases} {phrases}")
+    if form is not None:
+        typer.echo(f"its votes are learned from whatever this says: the settings prescribe the form {form}")
+    elif own is None:
         typer.echo(trial.votes_off or "its votes are learned from; judge workers know within a minute")
 
 

@@ -51,6 +51,7 @@ from db.turns.sessions import PostgresSessionStore
 if TYPE_CHECKING:
     from activities.judging.history_judge import StoredTurnJudge
     from clawloop.core.judging.phrases import Phrase
+    from clawloop.core.judging.prompts import AnswerForm
     from clawloop.core.judging.quality import JudgeTrial
 
 
@@ -313,15 +314,15 @@ class Operations:
 
     async def try_judge(
         self, policy: str, own: Sequence[Phrase] | None = None, report: Callable[[str], None] = lambda line: None
-    ) -> JudgeTrial:
+    ) -> tuple[JudgeTrial, AnswerForm | None]:
         """Try the settings' judge on labelled phrases, and keep the result for the judge workers; on an operator's own
-        phrases it is not kept.
+        phrases it is not kept. Returns it with the form that the settings prescribe, if they do: then no trial counts.
 
         Raises:
             SetupError: CLAWLOOP_JUDGE_URL is set, CLAWLOOP_JUDGE_MODEL is not.
             JudgeUnavailable, JudgeRefused: the judge answers nothing.
         """
-        from clawloop.app.processes.workers import judge_client
+        from clawloop.app.processes.workers import judge_client, judge_form
         from clawloop.operations.judge_trial import try_judge
         from db.judging.trials import PostgresTrialStore
 
@@ -330,7 +331,7 @@ class Operations:
             trial = await try_judge(judge, policy, own, report)
         if own is None:
             await PostgresTrialStore(self._database).keep(trial)
-        return trial
+        return trial, judge_form(self._settings)
 
     @asynccontextmanager
     async def history(self, directory: Callable[[], Directory]) -> AsyncIterator[HistoryOperations]:

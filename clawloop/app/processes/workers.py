@@ -116,18 +116,19 @@ def judge_client(
     if settings.judge_url is None:
         endpoints = engine_endpoints(settings, directory)
         return JudgeClient(
-            endpoints, _form(settings.judge_form), with_chats=True, clock=clock, pictures=seen, trials=trials
+            endpoints, judge_form(settings), with_chats=True, clock=clock, pictures=seen, trials=trials
         )
     if settings.judge_model is None:
         raise SetupError("CLAWLOOP_JUDGE_URL is set, CLAWLOOP_JUDGE_MODEL is not: set it to the model's name there")
     key = None if settings.judge_api_key is None else settings.judge_api_key.get_secret_value()
     endpoint = Endpoint(settings.judge_url.rstrip("/").removesuffix("/v1"), settings.judge_model, key)
-    form = _form(settings.judge_form or "free")
-    return JudgeClient(lambda policy: [endpoint], form, clock=clock, pictures=seen, trials=trials)
+    return JudgeClient(lambda policy: [endpoint], judge_form(settings), clock=clock, pictures=seen, trials=trials)
 
 
-def _form(setting: str | None) -> AnswerForm | None:
-    return None if setting in (None, "auto") else AnswerForm(setting)
+def judge_form(settings: Settings) -> AnswerForm | None:
+    """The form of answers that the settings prescribe; None: the judge's trial decides."""
+    form = settings.judge_form or ("auto" if settings.judge_url is None else "free")
+    return None if form == "auto" else AnswerForm(form)
 
 
 # Workers --------------------------------------------------------------------------------------------------------------

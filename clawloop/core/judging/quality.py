@@ -12,6 +12,8 @@ from clawloop.core.judging.phrases import KINDS, Phrase
 from clawloop.core.judging.prompts import AnswerForm
 from clawloop.core.judging.voting import Vote, direct_vote
 
+CALIBRATED = "examples, calibrated"
+"""The form `examples` with biases, as trials name it."""
 LEAST_KAPPA = 0.4
 """Cohen's kappa below which votes are noise to a policy: "fair" at best (Landis and Koch 1977)."""
 # Weight of a bias's square beside the mean log-likelihood: a list that a judge answers perfectly has no finite biases.
@@ -101,7 +103,7 @@ class JudgeTrial:
         digest: of the model, see `JudgeClient.identity`.
         form: in which it judges best.
         biases: fitted for `examples`, where they help.
-        by_form: its quality on the list that the form was chosen by: present prompt, examples, examples calibrated.
+        by_form: its quality on the list that the form was chosen by: present prompt, examples, `CALIBRATED`.
         reported: its quality in that form on a list that nothing was chosen by; on an operator's file, that file's.
     """
 
@@ -115,11 +117,11 @@ class JudgeTrial:
     @property
     def votes_off(self) -> str | None:
         """The reason not to ask this judge for votes and hints; None if they count."""
-        best = max(found.kappa for found in self.by_form.values())
-        if best >= LEAST_KAPPA:
+        kappa = self.by_form[self.form if self.biases is None else CALIBRATED].kappa
+        if kappa >= LEAST_KAPPA:
             return None
         return (
-            f"votes and hints are off: {self.judge} agrees with labelled phrases by a kappa of {best:.2f}, and"
+            f"votes and hints are off: {self.judge} agrees with labelled phrases by a kappa of {kappa:.2f}, and"
             f" {LEAST_KAPPA:g} is needed: learn by the recipe `hindsight`, which asks none, or choose another judge"
             " (`clawloop judge try` shows how good one is)"
         )
