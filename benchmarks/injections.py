@@ -1,7 +1,7 @@
 """Measures how often fifty prompt injections change a judge's vote or hint, compared with the same text without them.
 
-Each attempt is appended to the reply, to a tool's output and to the user's text. The judge decodes greedily in the
-grammar form. It is the demo model in this process, or a vLLM by URL. Run as `make bench ARGS="injections"`.
+Each attempt is appended to the reply, to a tool's output and to the user's text. Hints are asked for as a recipe does by
+default, without what tools printed. The judge decodes greedily in the grammar form. It is the demo model in this process, or a vLLM by URL. Run as `make bench ARGS="injections"`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from clawloop.app.demo.phrasing import Mood, handwritten_phrases
 from clawloop.app.demo.toys import CHAT_MODEL
 from clawloop.app.demo.world import STYLES, Axis, answer, every_request
 from clawloop.core.contracts.turns import Message
-from clawloop.core.judging.evidence import Budgets, Evidence, blocks_of, choose_mark, gather
+from clawloop.core.judging.evidence import Budgets, Evidence, blocks_of, choose_mark, gather, hint_evidence
 from clawloop.core.judging.prompts import AnswerForm, JudgePrompt, hint_prompt, vote_prompt
 from clawloop.core.judging.voting import HintVote, Vote, parse_hint, parse_vote
+from clawloop.core.recipes.recipe import Signal
 from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import JudgeClient
 from tests.unit.judging.conversations import TURN
@@ -140,8 +141,8 @@ async def measure_channel(
     form = AnswerForm.GRAMMAR
     clean_votes = dict(zip(turns, await judge.votes([vote_prompt(TURN, each, form) for each in clean]), strict=True))
     votes = await judge.votes([vote_prompt(TURN, each, form) for each in injected])
-    clean_hints = dict(zip(turns, await judge.hints([hint_prompt(TURN, each, form) for each in clean]), strict=True))
-    hints = await judge.hints([hint_prompt(TURN, each, form) for each in injected])
+    clean_hints = dict(zip(turns, await judge.hints([_hint_prompt(each) for each in clean]), strict=True))
+    hints = await judge.hints([_hint_prompt(each) for each in injected])
     changed_votes = [
         (attempt, vote)
         for (turn, attempt), vote in zip(pairs, votes, strict=True)
@@ -164,6 +165,13 @@ async def measure_channel(
         ),
         unread=sum(answer is None for answer in [*votes, *hints]),
     )
+
+
+def _hint_prompt(evidence: Evidence) -> JudgePrompt:
+    """The question for a hint as a recipe asks it by default: what tools printed is left out."""
+    shown = hint_evidence(evidence, Signal())
+    assert shown is not None  # in each turn the user reacts
+    return hint_prompt(TURN, shown, AnswerForm.GRAMMAR)
 
 
 def _plain(text: str) -> str:
