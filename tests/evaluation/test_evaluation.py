@@ -156,6 +156,8 @@ async def test_a_model_that_needs_four_corrections_is_there_in_the_fifth_session
     assert (learned.sessions.mean, learned.reached, learned.runs) == (5, 1, 1)
     assert learned.facts is not None
     assert learned.facts.mean == 0.5
+    assert frozen.facts is not None
+    assert frozen.facts.mean == 1.0
     assert frozen.sessions is not None
     assert (frozen.sessions.mean, frozen.reached, frozen.base_rate, frozen.luck) == (6, 0, 0.0, None)
 
@@ -187,7 +189,7 @@ async def test_notes_in_the_prompt_are_a_baseline_that_learns_nothing(gateway: G
     systems = [
         body["messages"][0]["content"] for body in gateway.engine.requests if body["messages"][0]["role"] == "system"
     ]
-    first = json.loads((tmp_path / "lines.jsonl").read_text().splitlines()[8])
+    first = json.loads((tmp_path / "lines.jsonl").read_text().splitlines()[9])
     assert (first["arm"], first["session"]) == ("notes", 1)
     assert systems[0] == as_notes(line.removeprefix("- ") for line in systems[0].splitlines()[1:])
     assert all(f"- {said}" in systems[0] for said in first["said"][1:])

@@ -44,6 +44,7 @@ from clawloop.core.recipes.lessons import Lessons
 Found = TypeVar("Found")
 
 FROZEN = "frozen"
+_FROZEN_FACTS = (FROZEN, 0, None)
 NOTES = "notes"
 LESSONS = "lessons"
 NOTE_CHARACTERS = 6000
@@ -178,13 +179,16 @@ def finished_runs(plan: Plan, lines: LineFile) -> list[RunFigure]:
     for user in plan.users:
         for seed in range(plan.seeds):
             if len(_met(lines, FROZEN, seed, user)) == plan.limit:
-                runs.append(_figure(plan, lines, FROZEN, seed, user))
+                runs.append(_figure(plan, lines, FROZEN, seed, user, _share(lines.facts.get(_FROZEN_FACTS))))
     for cell in cells(plan):
         if is_finished(plan, lines, cell):
-            facts = lines.facts.get((cell.arm, cell.seed, cell.user))
-            share = None if facts is None else facts.right / facts.asked
+            share = _share(lines.facts.get((cell.arm, cell.seed, cell.user)))
             runs += [_figure(plan, lines, cell.arm, cell.seed, user, share) for user in cell.users]
     return runs
+
+
+def _share(facts: FactsLine | None) -> float | None:
+    return None if facts is None else facts.right / facts.asked
 
 
 def notes_of(lines: LineFile, cell: Cell) -> str:
@@ -319,6 +323,8 @@ class Evaluation:
             self._report(f"no facts are asked: {missing}")
         else:
             self._report(f"the base model knows {known} of {len(general_questions())} facts")
+            if _FROZEN_FACTS not in self._lines.facts:  # as every arm is asked: these answers were sampled
+                await self._keep_facts(base, _FROZEN_FACTS, "")
 
     async def _ask_facts(
         self, client: ModelClient, questions: Sequence[int], system: str, temperature: float = 0.0
@@ -384,8 +390,13 @@ class Evaluation:
             if policy is not None:
                 await self._learned(policy)
             system = "" if policy is not None else notes_of(self._lines, cell)
-            right = await self._ask_facts(client, known, system)
-            self._lines.add(FactsLine(arm=cell.arm, seed=cell.seed, user=cell.user, asked=len(known), right=len(right)))
+            await self._keep_facts(client, (cell.arm, cell.seed, cell.user), system)
+
+    async def _keep_facts(self, client: ModelClient, of: tuple[str, int, str | None], system: str) -> None:
+        arm, seed, user = of
+        known = self._lines.known or ()
+        right = await self._ask_facts(client, known, system)
+        self._lines.add(FactsLine(arm=arm, seed=seed, user=user, asked=len(known), right=len(right)))
 
     async def _session(
         self, client: ModelClient, arm: str, seed: int, user: User, number: int, *,
