@@ -56,6 +56,7 @@ from clawloop.core.recipes.recipe import (
     Signal,
     Train,
 )
+from clawloop.core.samples.decision import is_correction, nothing_to_correct
 from clawloop.training.model.loading import load_model
 from clawloop.training.model.port import LoraShape, adapter_tensors
 from clawloop.training.packing import Limits
@@ -358,11 +359,11 @@ class Run:
             fresh = fresh[train.batch_samples :]
             began = time.monotonic()
             line: dict[str, Any] = {"step": step, "asked": asked, "met": fmean(met)}
-            rated = [each.reward for each in batch if each.reward]
-            blamed = sum(reward < 0 for reward in rated)
+            why = nothing_to_correct(self.recipe, [(each.reward, bool(each.hinted_prompts)) for each in batch])
             try:
-                if len(rated) > 1 and blamed < train.corrected_share * len(rated):  # as a claim decides
-                    raise NothingToTrain("nothing to correct")
+                if why is not None:
+                    fresh = [each for each in batch if self._corrects(each)] + fresh  # the others expire
+                    raise NothingToTrain(why)
                 figures = train_step(model, optimizer, batch, train, limits, parent=step - 1)
             except NothingToTrain as error:  # what the exam finds is then that of the version before
                 line["not_trained"] = str(error)
@@ -374,6 +375,9 @@ class Run:
             met.clear()
             if step % 2 == 0 or step == self.steps:
                 yield line | self.exam.measured(taste, 32 if step == self.steps else 16)
+
+    def _corrects(self, sample: BatchSample) -> bool:
+        return is_correction(self.recipe, sample.reward, hinted=bool(sample.hinted_prompts))
 
     def _learned(
         self, person: Person, taste: Taste, request: str, ids: Sequence[int], *, judged: bool
@@ -450,7 +454,8 @@ def _report(runs: Mapping[tuple[str, int, int], Sequence[Mapping[str, Any]]], co
             cells = ["" if each is None else each.shown(2) for each in shown]
             table.add_row(arm, str(len(at[arm])), *cells, *(compared[name].get(arm, "") for name in _COMPARED))
         console.print(table)
-    console.print(f"{INTERVAL}; differences paired by seed, p by Mann-Whitney, Holm's correction", highlight=False)
+    how = "differences paired by seed, each interval that of one comparison; p by Mann-Whitney, Holm's correction"
+    console.print(f"{INTERVAL}; {how}", highlight=False)
 
 
 def _differences(

@@ -19,6 +19,7 @@ from clawloop.core.errors import ContentUnreadable
 from clawloop.core.ids import SampleId
 from clawloop.core.recipes.recipe import Recipe
 from clawloop.core.recipes.schedule import CHAT_MINUTES, Closed, closed_by, day_begin
+from clawloop.core.samples.decision import is_correction, nothing_to_correct
 from db.content import token_count
 from db.encryption.columns import opened
 from db.tables import VersionRow
@@ -89,8 +90,6 @@ def first_id(moment: datetime) -> UUID:
 # 0.1 ms.
 MAX_EXAMINED = 10_000
 _CHUNK = 500
-# Where only ratings tell praise from blame, one thumb says too little of a batch.
-_LEAST_RATED = 2
 
 # Locking both sample and turn avoids deadlocks with judging and closing; NO KEY UPDATE lets a new turn refer to its
 # parent. `parent_tokens` trusts the parent's `prompt_shared`: damage further up is found when the batch is read.
@@ -152,8 +151,9 @@ async def choose_samples(connection: AsyncConnection, policy: str, recipe: Recip
             parameters = {"policy": policy, "after": after, "limit": limit}
             rows = opened(connection, await connection.execute(fresh, parameters), turns="turn_id")
             usable += await expire_unusable(connection, eligibility, rows)
-            while len(usable) >= batch_samples and eligibility.lacks_corrections(usable[:batch_samples]):
-                usable = await _expire_praised(connection, eligibility, usable[:batch_samples]) + usable[batch_samples:]
+            while len(usable) >= batch_samples and (why := eligibility.nothing_to_correct(usable[:batch_samples])):
+                corrections = await _expire_praised(connection, eligibility, usable[:batch_samples], why)
+                usable = corrections + usable[batch_samples:]
             if len(rows) < limit:
                 break
             after, examined, limit = str(rows[-1].id), examined + len(rows), _CHUNK
@@ -161,8 +161,8 @@ async def choose_samples(connection: AsyncConnection, policy: str, recipe: Recip
     if recipe.signal.reward == "group":
         usable = await _complete_groups(connection, eligibility, policy, usable)
     full = len(usable) >= batch_samples
-    if not full and _has_waited(usable, recipe) and eligibility.lacks_corrections(usable):
-        usable = await _expire_praised(connection, eligibility, usable)
+    if not full and _has_waited(usable, recipe) and (why := eligibility.nothing_to_correct(usable)):
+        usable = await _expire_praised(connection, eligibility, usable, why)
     return choice(usable, f"{len(usable)} of {batch_samples} samples", recipe, full=full)
 
 
@@ -173,17 +173,15 @@ async def expire_practised(connection: AsyncConnection, policy: str, recipe: Rec
     await expire_unusable(connection, await Eligibility.of(connection, policy, recipe, head), rows)
 
 
-async def _expire_praised(connection: AsyncConnection, eligibility: Eligibility, batch: Sequence[Any]) -> list[Any]:
+async def _expire_praised(
+    connection: AsyncConnection, eligibility: Eligibility, batch: Sequence[Any], why: str
+) -> list[Any]:
     """Return the batch's samples that correct something or are practised, and expire its other samples.
 
     If they waited instead, a policy that does well would gather praise without end, and learn from old praise once
     somebody complains.
     """
     praised = [row for row in _of_users(batch) if not eligibility.corrects(row)]
-    counted = eligibility.counted(batch)
-    share, corrected = eligibility.recipe.train.corrected_share, sum(map(eligibility.corrects, counted))
-    what = "rated replies blamed" if eligibility.recipe.signal.teaches_by_message else "samples blamed or hinted"
-    why = f"nothing to correct: {corrected} of {len(counted)} {what}, {share:g} of them are needed"
     expired = {SampleId(row.id): f"{why} (train.corrected_share)" for row in praised}
     await end_samples(connection, expired, SampleState.EXPIRED, TurnOutcome.EXPIRED)
     return [row for row in batch if row not in praised]
@@ -276,26 +274,13 @@ class Eligibility:
         return sample_fault(row, known_prompt_tokens(row), sampling)
 
     def corrects(self, row: Any) -> bool:
-        """True if the sample's reply was blamed, or has a hint that is learned from.
+        return is_correction(self.recipe, row.reward, hinted=row.hinted_tokens is not None)
 
-        A next message may be anything, thanks or another request, so that a recipe which learns from it goes by blame.
-        """
-        train, by_message = self.recipe.train, self.recipe.signal.teaches_by_message
-        blamed = row.reward is not None and row.reward < 0 and (train.uses_rewards or by_message)
-        return blamed or (train.uses_hints and row.hinted_tokens is not None and not by_message)
-
-    def counted(self, batch: Sequence[Any]) -> list[Any]:
-        """The samples of which it is known whether they correct something: of users, and rated if a message teaches."""
-        of_users = _of_users(batch)
-        if not self.recipe.signal.teaches_by_message:
-            return of_users
-        rated = [row for row in of_users if row.reward]
-        return rated if len(rated) >= _LEAST_RATED else []
-
-    def lacks_corrections(self, batch: Sequence[Any]) -> bool:
-        """True if too few of a batch's samples of users correct something, so that it only praises what is so."""
-        counted = self.counted(batch)
-        return sum(map(self.corrects, counted)) < self.recipe.train.corrected_share * len(counted)
+    def nothing_to_correct(self, batch: Sequence[Any]) -> str | None:
+        """The reason why a batch only praises what is so; None if enough of its samples of users correct something."""
+        return nothing_to_correct(
+            self.recipe, [(row.reward, row.hinted_tokens is not None) for row in _of_users(batch)]
+        )
 
     def apart_from_head(self, version: int) -> int:
         """Number of steps between the version and the head."""

@@ -18,7 +18,7 @@ from clawloop.core.ids import TurnId
 from clawloop.core.judging.hints import HintChoice
 from clawloop.core.judging.records import TurnDecision
 from clawloop.core.judging.voting import Verdict, signed
-from clawloop.core.recipes.recipe import Signal
+from clawloop.core.recipes.recipe import Recipe, Signal
 from clawloop.core.turns.canonical import TEXT_PARTS
 from clawloop.core.turns.files import kind_of_part
 from clawloop.core.turns.thinking import THINKING_PARTS, without_leading_thinking
@@ -47,6 +47,40 @@ def is_in_share(name: str, share: float) -> bool:
     """True if a name is among this share of all names, by its hash."""
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big") < share * _RANGE
+
+
+# Corrections ----------------------------------------------------------------------------------------------------------
+# Whether a batch corrects anything, see `train.corrected_share`.
+
+# Where only ratings tell praise from blame, one thumb says too little of a batch.
+_LEAST_RATED = 2
+
+
+def is_correction(recipe: Recipe, reward: float | None, *, hinted: bool) -> bool:
+    """True if a reply was blamed, or has a hint that is learned from.
+
+    A next message may be anything, thanks or another request, so that a recipe which learns from it goes by blame.
+    """
+    train, by_message = recipe.train, recipe.signal.teaches_by_message
+    blamed = reward is not None and reward < 0 and (train.uses_rewards or by_message)
+    return blamed or (hinted and train.uses_hints and not by_message)
+
+
+def nothing_to_correct(recipe: Recipe, samples: Sequence[tuple[float | None, bool]]) -> str | None:
+    """The reason to make no step of a batch that only praises what is so; None if enough of it corrects something.
+
+    Args:
+        samples: of each of users: its reward, and whether it has a hint.
+    """
+    what, share = "samples blamed or hinted", recipe.train.corrected_share
+    if recipe.signal.teaches_by_message:
+        what, samples = "rated replies blamed", [(reward, hinted) for reward, hinted in samples if reward]
+        if len(samples) < _LEAST_RATED:
+            return None
+    corrected = sum(is_correction(recipe, reward, hinted=hinted) for reward, hinted in samples)
+    if corrected >= share * len(samples):
+        return None
+    return f"nothing to correct: {corrected} of {len(samples)} {what}, {share:g} of them are needed"
 
 
 # Eligibility ----------------------------------------------------------------------------------------------------------
