@@ -20,6 +20,9 @@ RUN = "run: "
 """In a message: the answer first runs the command that follows."""
 SKILL = "by your SKILL"
 """In a message with a command: the skill is read before."""
+MEMO = "for your MEMORY"
+"""In a message: a memory flush writes `SAVED` where OpenClaw says."""
+SAVED = "The user wants answers in one short sentence."
 POLL = "[OpenClaw heartbeat poll]"
 INTERNAL = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
 # OpenClaw wants these of a summary.
@@ -80,6 +83,8 @@ def answer(body: dict[str, Any]) -> Reply:
     match request.what:
         case "compaction":
             return Reply(_summary(messages), prompt_tokens=tokens)
+        case "memory flush" if not request.result and (file := _memory_file(messages)) is not None:
+            return Reply(calls=[("write", {"path": file, "content": SAVED})], prompt_tokens=tokens)
         case "memory flush" | "heartbeat":
             return Reply("NO_REPLY", prompt_tokens=tokens)
         case "recap" | "title":
@@ -106,6 +111,13 @@ def _rounds(messages: Sequence[Mapping[str, Any]]) -> tuple[int, str]:
         elif message["role"] == "user" and MARK.search(text_of(message)):
             return count, text_of(message)
     return count, ""
+
+
+def _memory_file(messages: Sequence[Mapping[str, Any]]) -> str | None:
+    """Where the memory flush is to write; None where nothing was said for it."""
+    said = [text_of(message) for message in messages if message["role"] == "user"]
+    named = re.findall(r"\bmemory/\d{4}-\d\d-\d\d\.md\b", said[-1])
+    return str(named[0]) if named and any(MEMO in text for text in said) else None
 
 
 def _skill_path(system: str) -> str:

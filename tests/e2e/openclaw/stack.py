@@ -71,8 +71,12 @@ class Stack:
     async def asked_for(self, what: str) -> None:
         """Wait until the engine has got such a request since the test began."""
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while all(json.loads(line)["what"] != what for line in self._lines()[self._earlier_requests :]):
+            while all(request["what"] != what for request in self.asked()):
                 await asyncio.sleep(0.1)
+
+    def asked(self) -> list[dict[str, Any]]:
+        """What each request was about that the engine has got since the test began, and how often it held lessons."""
+        return [json.loads(line) for line in self._lines()[self._earlier_requests :]]
 
     def _requests(self) -> int:
         return len(self._lines())
@@ -83,11 +87,12 @@ class Stack:
 
 @asynccontextmanager
 async def running_stack(
-    folder: Path, database_url: str, temporal: str, engine: Callable[[int], Part] | None = None
+    folder: Path, database_url: str, temporal: str, engine: Callable[[int], Part] | None = None, judging: bool = False
 ) -> AsyncIterator[Stack]:
     """
     Args:
         engine: by its port; None: the scripted one, whose requests are counted.
+        judging: there is a judge worker. The scripted engine has no opinion.
     """
     port = choose_port("the engine", parts.LOOPBACK, 0, "")
     engine_url = f"http://{parts.LOOPBACK}:{port}"
@@ -103,8 +108,9 @@ async def running_stack(
     with bound_socket("the gateway", parts.LOOPBACK, 0, "") as listener:
         listener.listen(QUEUED_CONNECTIONS)
         gateways = parts.gateways(deployment, listener, len(GATEWAYS), environment)
-        # Nothing is judged: the engine has no opinion.
-        workers = [part for part in parts.separate_workers(deployment, environment) if part.name != parts.JUDGE]
+        workers = [
+            part for part in parts.separate_workers(deployment, environment) if judging or part.name != parts.JUDGE
+        ]
         try:
             first = _engine(port, folder / "requests") if engine is None else engine(port)
             for part in (first, *gateways, *workers):
