@@ -202,14 +202,16 @@ def test_a_server_is_compared_with_the_direct_client_and_the_parsing_relay() -> 
 
 def test_a_result_names_machine_versions_and_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "RESULTS", tmp_path)
-    result = Result([{"a": 1}], {"x": Ratio(0.5, "higher", 0.5)}, {"seconds": [0.1234567]})
+    result = Result([{"a": 1}], {"x": Ratio(0.5, "higher", 0.5)}, {"seconds": [0.1234567, -2e-5]})
     path = write_result("trial", {"seed": 7}, result, datetime.now(UTC), 0.25)
-    content = json.loads(path.read_text())
+    text = path.read_text()
+    assert '"seconds": [0.123457, -2e-05]\n' in text
+    content = json.loads(text)
     assert content["options"] == {"seed": 7}
     assert content["machine"]["load_before"] == 0.25
     assert {"cores", "processor", "memory_gb"} <= content["machine"].keys()
     assert {"python", "aiohttp", "uvicorn"} <= content["versions"].keys()
-    assert content["raw"] == {"seconds": [0.123457]}
+    assert content["raw"] == {"seconds": [0.123457, -2e-05]}
     assert content["ratios"]["x"]["goal"] == 0.5
 
 
