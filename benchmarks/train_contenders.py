@@ -31,7 +31,7 @@ from benchmarks.train_case import Case, Paths, with_hints
 from clawloop.core.contracts.training import BatchSample
 from clawloop.core.recipes.recipe import MOST_HINTS, Train, load_recipe
 from clawloop.training.batch import plain_sequence
-from clawloop.training.model.checkpoint import Backend
+from clawloop.training.options import Backend
 from clawloop.training.ranks import ProgressCallback
 
 Step = Callable[[], float]

@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from clawloop.app.layout import memory as memory_module
 from clawloop.app.layout.memory import Serving
@@ -25,6 +24,7 @@ from clawloop.app.local.checks import choose_port
 from clawloop.app.local.machine import find_gpus
 from clawloop.app.local.services.vllm import EngineOptions, launch, read_model
 from clawloop.app.local.supervision.supervisor import Launch
+from clawloop.training.options import Dtype
 
 MIB = 2**20
 _CONTEXT = 2048
@@ -48,7 +48,7 @@ class Start:
     cache: int = 512 * MIB
     loras: int = 2
     rank: int = 16
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    dtype: Dtype = "bfloat16"
     environment: tuple[tuple[str, str], ...] = ()
     further: tuple[str, ...] = ()
 

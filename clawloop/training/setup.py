@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
 
 from clawloop.core.errors import ModelUnsupported, SetupError, TrainerUnavailable
 from clawloop.training.model.base_weights import BaseWeights
-from clawloop.training.model.checkpoint import Backend, Quantisation, read_family
+from clawloop.training.model.checkpoint import read_family
+from clawloop.training.options import Backend, Dtype, Quantisation, RankWeights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -46,7 +47,7 @@ class TrainerSetup(BaseModel):
     adapters: Path
     base_model: str | None = None
     device: Literal["cpu", "cuda"] | None = None
-    dtype: Literal["float32", "bfloat16"] | None = None
+    dtype: Dtype | None = None
     max_tokens: PositiveInt | None = None
     micro_batch_tokens: PositiveInt = 8192
     recompute_beyond: NonNegativeInt = 0
@@ -54,7 +55,7 @@ class TrainerSetup(BaseModel):
     quantise: Quantisation | None = None
     engines_quantised: bool = False
     threads: PositiveInt | None = None
-    ranks: Literal["replicated", "sharded"] = "sharded"
+    ranks: RankWeights = "sharded"
     kept_free_bytes: NonNegativeInt = 0
 
     def check(self, nproc: int = 1) -> None:

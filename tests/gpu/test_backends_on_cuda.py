@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from clawloop.core.recipes.recipe import Loss
-from clawloop.training.model.checkpoint import Backend
 from clawloop.training.model.loading import load_model
 from clawloop.training.model.port import LoraShape, PolicyModel
+from clawloop.training.options import Backend
 from clawloop.training.packing import TokenSequence, collate
 from clawloop.training.ranks import ignore_status
 from clawloop.training.step_runner import StepRunner

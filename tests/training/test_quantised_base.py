@@ -10,9 +10,9 @@ from torchao.dtypes.nf4tensor import NF4Tensor
 
 from clawloop.core.errors import RecipeRejected
 from clawloop.core.recipes.recipe import Loss, Recipe
-from clawloop.training.model.checkpoint import Backend
 from clawloop.training.model.loading import load_model
 from clawloop.training.model.port import LoraShape
+from clawloop.training.options import Backend
 from clawloop.training.packing import collate
 from clawloop.training.ranks import ignore_status
 from clawloop.training.step_runner import StepRunner

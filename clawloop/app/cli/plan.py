@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from clawloop.app.cli.terminal import Data, settings_of
+from clawloop.training.options import Quantisation
 
 if TYPE_CHECKING:
     from clawloop.app.layout.memory import Layout
@@ -50,16 +50,6 @@ ReasoningParser = Annotated[
 # Layout options -------------------------------------------------------------------------------------------------------
 # Options that `clawloop plan` and `clawloop up` share.
 
-
-class Device(StrEnum):
-    CPU = "cpu"
-    CUDA = "cuda"
-
-
-class Quantise(StrEnum):
-    NF4 = "nf4"
-
-
 Indices = Annotated[
     str | None, typer.Option(metavar="0,1,…", help="GPUs for it, counted from 0; the plan chooses them by default.")
 ]
@@ -81,7 +71,7 @@ Policies = Annotated[
 ]
 Memory = Annotated[float | None, typer.Option(min=0.1, help="GiB of memory without a GPU; this machine's by default.")]
 Quantised = Annotated[
-    Quantise | None,
+    Quantisation | None,
     typer.Option(
         "--quantise", help="Keep the trainer's base model in 4 bits (QLoRA); the recipe needs a decoupled correction."
     ),
@@ -201,7 +191,7 @@ def plan_command(
             dtype=dtype_of(dtype, shape.dtype, on_gpus=found is not None),
             judge_model=None if judge is None else read_model_shape(judge),
             serve_model=None if served is None else read_served_copy(served, folder, shape, chat),
-            quantise=None if quantise is None else "nf4",
+            quantise=quantise,
         )
     )
     if untrained is not None:

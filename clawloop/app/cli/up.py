@@ -13,7 +13,6 @@ import typer
 from clawloop.app.cli.plan import (
     MICRO_BATCH_TOKENS,
     ChatTemplate,
-    Device,
     Dtype,
     Indices,
     JudgeModel,
@@ -33,6 +32,7 @@ from clawloop.app.cli.plan import (
     model_folder,
 )
 from clawloop.app.cli.terminal import settings_of
+from clawloop.app.local.machine import Device
 from clawloop.core.errors import RecipeRejected, SetupError
 
 if TYPE_CHECKING:
@@ -90,7 +90,6 @@ def up_command(
     """Start everything on this machine; Ctrl-C stops it. Data is kept."""
     from rich.console import Console
 
-    from clawloop.app.local.machine import Device as MachineDevice
     from clawloop.app.local.model_layout import ModelOptions
     from clawloop.app.local.plan import UpOptions
     from clawloop.app.local.supervision.supervisor import LineBoard, TableBoard, open_board
@@ -121,7 +120,7 @@ def up_command(
             model=None if settings.engines else model_folder(model, models, chat),
             aliases=tuple(alias or ()),
             models=ModelOptions(
-                device=None if device is None else MachineDevice(device.value),
+                device=device,
                 serve_gpus=indices("--serve-gpus", serve_gpus),
                 judge_gpus=indices("--judge-gpus", judge_gpus),
                 train_gpus=indices("--train-gpus", train_gpus),
@@ -132,7 +131,7 @@ def up_command(
                 max_model_len=max_model_len,
                 max_sample_tokens=max_sample_tokens,
                 micro_batch_tokens=micro_batch_tokens,
-                quantise=None if quantise is None else "nf4",
+                quantise=quantise,
                 max_loras=max_loras,
                 policies=policies,
                 max_lora_rank=settings.max_lora_rank,

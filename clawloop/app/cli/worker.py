@@ -6,15 +6,16 @@ Heavy imports happen inside a verb; only the trainer imports torch.
 from __future__ import annotations
 
 import asyncio
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clawloop.app.cli.plan import Device, Quantised, model_folder
+from clawloop.app.cli.plan import Quantised, model_folder
 from clawloop.app.cli.terminal import Data, settings_of
+from clawloop.app.local.machine import Device
 from clawloop.core.errors import SetupError
+from clawloop.training.options import Backend, Dtype, RankWeights
 
 if TYPE_CHECKING:
     from clawloop.app.processes.workers import Role
@@ -30,21 +31,6 @@ _ENGINE = typer.Option(help="The vLLM server whose agent this is: its id from `e
 RestartCommand = Annotated[
     str | None, typer.Option(help="Shell command that restarts a dead engine; omit if something else does.")
 ]
-
-
-class Dtype(StrEnum):
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-
-
-class RankWeights(StrEnum):
-    REPLICATED = "replicated"
-    SHARDED = "sharded"
-
-
-class BackendName(StrEnum):
-    TORCHTUNE = "torchtune"
-    TRANSFORMERS = "transformers"
 
 
 @worker_app.callback()
@@ -98,7 +84,7 @@ def trainer(
     ranks: Annotated[
         RankWeights,
         typer.Option(help="Whether each rank holds the whole base model, or a share of it (FSDP)."),
-    ] = RankWeights.SHARDED,
+    ] = "sharded",
     device: Annotated[Device | None, typer.Option(help="Default: a GPU if there is one.")] = None,
     dtype: Annotated[Dtype | None, typer.Option(help="Default: bfloat16 on a GPU, the model's own on a CPU.")] = None,
     max_tokens: Annotated[
@@ -121,7 +107,7 @@ def trainer(
         ),
     ] = 0,
     backend: Annotated[
-        BackendName | None,
+        Backend | None,
         typer.Option(help="The library that computes the model. Default: torchtune for what it supports."),
     ] = None,
     quantise: Quantised = None,
@@ -150,15 +136,15 @@ def trainer(
         adapters=(settings.data / "adapters").resolve(),
         base_model=base_model,
         device=None if device is None else device.value,
-        dtype=None if dtype is None else dtype.value,
+        dtype=dtype,
         max_tokens=max_tokens,
         micro_batch_tokens=micro_batch_tokens,
         recompute_beyond=recompute_beyond,
-        backend=None if backend is None else backend.value,
-        quantise=None if quantise is None else "nf4",
+        backend=backend,
+        quantise=quantise,
         engines_quantised=engines_quantised,
         threads=threads,
-        ranks=ranks.value,
+        ranks=ranks,
         kept_free_bytes=settings.min_free_disk_bytes,
     )
     configure_logging(secrets=settings.secrets)

@@ -10,13 +10,13 @@ from typing import Literal
 from clawloop.app.layout.model_folder import ModelShape
 from clawloop.app.layout.request import Request, TrainingNeeds
 from clawloop.training.model.checkpoint import SUPPORTED
+from clawloop.training.options import RankWeights
 
 # Parts ----------------------------------------------------------------------------------------------------------------
 # A layout: which process is where, and what each part of its memory is for.
 
 GIB = 2**30
 MIB = 2**20
-Ranks = Literal["replicated", "sharded"]
 
 
 class Role(StrEnum):
@@ -132,7 +132,7 @@ class Layout:
     kind: Literal["cuda", "cpu"]
     devices: tuple[Device, ...]
     processes: tuple[Process, ...]
-    ranks: Ranks | None
+    ranks: RankWeights | None
     max_model_len: int
     notes: tuple[str, ...]
     version_bytes: int = 0

@@ -8,12 +8,12 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from clawloop.core.errors import SetupError
 from clawloop.core.families.chat_format import ChatFormat, ChatOptions, read_chat_format
 from clawloop.core.families.template import Thinking, read_template
 from clawloop.training.model.checkpoint import packs_documents
+from clawloop.training.options import Dtype
 
 # Shapes ---------------------------------------------------------------------------------------------------------------
 # The facts about a model that decide how much memory it takes: its tensors' shapes, and a few fields of its config.
@@ -95,7 +95,7 @@ class ModelShape:
     name: str
     architecture: str
     context_tokens: int
-    dtype: Literal["float32", "bfloat16"]
+    dtype: Dtype
     parameters: int
     text_parameters: int
     vocab: int

@@ -19,7 +19,6 @@ from clawloop.app.layout.memory import (
     Part,
     PartName,
     Process,
-    Ranks,
     Role,
     Serving,
     gibibytes,
@@ -31,6 +30,7 @@ from clawloop.app.layout.model_folder import require_trainable_weights
 from clawloop.app.layout.request import ENGINE_RANKS, FEWEST_LORAS, Gpus, Limits, Request
 from clawloop.core.errors import SetupError
 from clawloop.core.recipes.recipe import DEFAULT_RECIPE
+from clawloop.training.options import RankWeights
 
 # Shortage -------------------------------------------------------------------------------------------------------------
 # A lack of memory, told in one sentence with numbers.
@@ -288,7 +288,7 @@ def _apart(request: Request, gpus: Gpus) -> Layout | Shortage:
         if isinstance(found, Shortage):
             return found
         processes += found
-    ranks: Ranks | None = None
+    ranks: RankWeights | None = None
     if request.training is not None:
         learner = _trainer_on_gpus(request, gpus)
         if isinstance(learner, Shortage):
@@ -370,7 +370,7 @@ def _engine_with(
     )
 
 
-def _trainer_on_gpus(request: Request, gpus: Gpus) -> tuple[Process, Ranks | None] | Shortage:
+def _trainer_on_gpus(request: Request, gpus: Gpus) -> tuple[Process, RankWeights | None] | Shortage:
     indices = gpus.train or ()
     smallest = min(indices, key=lambda index: gpus.sizes[index])
     device = _device(smallest, gpus.sizes[smallest], 1 - KEPT_FREE)
@@ -401,7 +401,7 @@ def _learner(request: Request, indices: tuple[int, ...], why: str, *, sharded: b
     )
 
 
-def _ranks(indices: tuple[int, ...], *, sharded: bool) -> Ranks | None:
+def _ranks(indices: tuple[int, ...], *, sharded: bool) -> RankWeights | None:
     if len(indices) == 1:
         return None
     return "sharded" if sharded else "replicated"

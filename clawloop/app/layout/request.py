@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from clawloop.app.layout.model_folder import ModelShape
 from clawloop.core.errors import SetupError
 from clawloop.core.recipes.recipe import CONTROL, DEFAULT_RECIPE, MOST_HINTS, Recipe, require_decoupled
-from clawloop.training.model.checkpoint import Quantisation
+from clawloop.training.options import Dtype, Quantisation
 
 LONGEST_CONTEXT_TOKENS = 32768
 """Longest context of an engine without an option for it: enough for an agent's prompt with tools; more costs memory."""
@@ -21,7 +20,6 @@ USUAL_LORAS = 4
 """The versions of one policy, and as many older versions whose replies have not ended."""
 MOST_CHOSEN_LORAS = 32
 """Few of many policies answer at the same moment, and each LoRA slot takes memory from the KV cache."""
-Dtype = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

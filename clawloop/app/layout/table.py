@@ -15,12 +15,12 @@ from clawloop.app.layout.memory import (
     Device,
     Layout,
     Process,
-    Ranks,
     Role,
     Serving,
     gibibytes,
 )
 from clawloop.app.layout.request import Request
+from clawloop.training.options import RankWeights
 
 # Tables ---------------------------------------------------------------------------------------------------------------
 # A layout for people, within 80 columns, and for programs.
@@ -199,7 +199,7 @@ def cpu_arguments(cache: int) -> tuple[str, ...]:
     return "--long-prefill-token-threshold", str(CPU_PIECE), "--kv-cache-memory-bytes", str(cache)
 
 
-def trainer_arguments(request: Request, gpus: int, ranks: Ranks | None = None, kept: int = 0) -> tuple[str, ...]:
+def trainer_arguments(request: Request, gpus: int, ranks: RankWeights | None = None, kept: int = 0) -> tuple[str, ...]:
     """Arguments of `clawloop worker trainer`, without model and adapters.
 
     Args:

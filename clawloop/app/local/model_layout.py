@@ -11,7 +11,6 @@ from clawloop.app.layout.memory import Layout, Process, Role, gibibytes
 from clawloop.app.layout.model_folder import read_model_shape, read_served_copy
 from clawloop.app.layout.plan import plan
 from clawloop.app.layout.request import (
-    Dtype,
     Gpus,
     Request,
     TrainingNeeds,
@@ -37,7 +36,8 @@ from clawloop.core.errors import FamilyUnknown, ModelUnsupported, SetupError
 from clawloop.core.families.chat_format import ChatOptions
 from clawloop.core.recipes.recipe import Recipe, require_rank
 from clawloop.serving.engine_secret import read_secrets
-from clawloop.training.model.checkpoint import Quantisation, read_family
+from clawloop.training.model.checkpoint import read_family
+from clawloop.training.options import Dtype, Quantisation
 
 # Layout ---------------------------------------------------------------------------------------------------------------
 # The layout of engines and trainer on this machine, as `clawloop plan` computes it for any.

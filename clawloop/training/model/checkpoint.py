@@ -6,12 +6,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, ValidationError
 
 from clawloop.core.errors import FamilyUnknown, ModelUnsupported
 from clawloop.core.families.template import CLOSES_THINKING
+from clawloop.training.options import Backend
 
 # Architecture ---------------------------------------------------------------------------------------------------------
 # The decoder architecture in a Hugging Face checkpoint's `config.json`, and the names of its tensors.
@@ -183,13 +184,6 @@ def adapter_names(architecture: Architecture, targets: tuple[str, ...]) -> dict[
 
 # Families -------------------------------------------------------------------------------------------------------------
 # Families of models the trainer knows: which backend computes a checkpoint, and what its tensors are called.
-
-Backend: TypeAlias = Literal["torchtune", "transformers"]
-"""`torchtune`: its modules, documents packed, shared prefixes computed once. `transformers`: its models with PEFT's
-LoRA, each document alone."""
-
-Quantisation: TypeAlias = Literal["nf4"]
-"""4-bit format of a base model's projections, see `clawloop.training.model.decoder`."""
 
 _TEXT = "model."
 _WRAPPED = "model.language_model."

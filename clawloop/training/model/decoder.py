@@ -24,13 +24,13 @@ from clawloop.training.model.base_weights import BaseWeights
 from clawloop.training.model.checkpoint import (
     Architecture,
     Llama3Rope,
-    Quantisation,
     adapter_names,
     base_names,
     read_architecture,
 )
 from clawloop.training.model.port import LoraShape, reset_adapter, shard_like
 from clawloop.training.model.token_scores import Comparing, TokenScores, score_responses
+from clawloop.training.options import Quantisation
 from clawloop.training.packing import AttentionLayout, MicroBatch
 
 # Modules of torchtune -------------------------------------------------------------------------------------------------

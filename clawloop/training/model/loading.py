@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 
 from clawloop.core.errors import ModelUnsupported
-from clawloop.training.model.checkpoint import Backend, Quantisation, read_family
+from clawloop.training.model.checkpoint import read_family
 from clawloop.training.model.port import LoraShape, PolicyModel
+from clawloop.training.options import Backend, Quantisation
 
 # Shards ---------------------------------------------------------------------------------------------------------------
 # Loads a model sharded over the ranks of a step, with FSDP2.

@@ -19,10 +19,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from clawloop.core.errors import ModelUnsupported
-from clawloop.training.model.checkpoint import Family, Quantisation
+from clawloop.training.model.checkpoint import Family
 from clawloop.training.model.decoder import quantise
 from clawloop.training.model.port import LoraShape, reset_adapter
 from clawloop.training.model.token_scores import Comparing, TokenScores, score_responses
+from clawloop.training.options import Quantisation
 from clawloop.training.packing import MicroBatch
 
 _PEFT_PREFIX = "base_model.model."

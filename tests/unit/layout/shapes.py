@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from clawloop.app.layout.model_folder import KvShape, LoraShape, ModelShape
-from clawloop.app.layout.request import Dtype, Gpus, Limits, Request, TrainingNeeds
+from clawloop.app.layout.request import Gpus, Limits, Request, TrainingNeeds
+from clawloop.training.options import Dtype
 
 GIB = 2**30
 
