@@ -173,7 +173,7 @@ class ToyUser:
             reply = await client.send_side_turn(request.text, model, f"evaluation-{model}-{number}")
             return grade(request, reply.text, self.preference)
 
-        grades = await _each(ask, range(len(EVALUATION)))
+        grades = await results_of(ask, range(len(EVALUATION)))
         return Scores(
             match=fmean(grade.match for grade in grades),
             exact=fmean(grade.exact for grade in grades),
@@ -320,7 +320,7 @@ class TasteUser:
             reply = await client.send_side_turn(requests[number], model, session, system=system)
             return Answer(reply.text, reply.ended)
 
-        return await _each(ask, range(len(requests)))
+        return await results_of(ask, range(len(requests)))
 
     async def _share_right(self, client: ChatClient, model: str, system: str | None = None) -> float:
         return fmean(await self._right(client, model, self._facts, system))
@@ -353,24 +353,24 @@ class TasteUser:
             )
             return is_right(content, reply.text) is True
 
-        return await _each(ask, range(len(questions)))
+        return await results_of(ask, range(len(questions)))
 
 
-async def _each(ask: Callable[[Item], Awaitable[Result]], items: Sequence[Item]) -> list[Result]:
-    """The results in order; a few at a time.
-
-    Raises:
-        SetupError: of the first that failed.
-    """
-    semaphore = asyncio.Semaphore(_CONCURRENT_REQUESTS)
+async def results_of(
+    ask: Callable[[Item], Awaitable[Result]], items: Iterable[Item], at_once: int = _CONCURRENT_REQUESTS
+) -> list[Result]:
+    """The results in the items' order, a few at a time; raises what fails first."""
+    slots = asyncio.Semaphore(at_once)
 
     async def one(item: Item) -> Result:
-        async with semaphore:
+        async with slots:
             return await ask(item)
 
+    asked = [asyncio.create_task(one(item)) for item in items]
     try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(item)) for item in items]
-    except* SetupError as error:
-        raise error.exceptions[0] from None
-    return [task.result() for task in tasks]
+        return await asyncio.gather(*asked)
+    finally:
+        # Otherwise the others would go on with closed clients after one of them failed.
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)

@@ -10,19 +10,19 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import Any
 
 from openai.types.chat import ChatCompletionMessageParam
 from pydantic import JsonValue
 
 from clawloop.app.demo.admin_client import AdminClient
-from clawloop.app.demo.sessions import as_notes
+from clawloop.app.demo.sessions import as_notes, results_of
 from clawloop.app.evaluation.clients import ModelClient, NoAnswer
 from clawloop.app.evaluation.figures import IN_A_ROW, Row, RunFigure, sessions_until, table
 from clawloop.app.evaluation.homework import Task
@@ -40,8 +40,6 @@ from clawloop.core.gate.general import (
     why_not_watched,
 )
 from clawloop.core.recipes.lessons import Lessons
-
-Found = TypeVar("Found")
 
 FROZEN = "frozen"
 _FROZEN_FACTS = (FROZEN, 0, None)
@@ -339,7 +337,7 @@ class Evaluation:
             headers = {"X-Turn-Type": "side"}
             return await client.ask(messages, headers=headers, temperature=temperature, most_tokens=ANSWER_TOKENS)
 
-        answers = await _a_few_at_once([partial(one, number) for number in range(len(content))])
+        answers = await results_of(one, range(len(content)), _CONCURRENT)
         return [question for question, of, text in zip(questions, content, answers, strict=True) if is_right(of, text)]
 
     async def _ask_frozen(self, base: ModelClient) -> None:
@@ -349,8 +347,8 @@ class Evaluation:
             for user in plan.users:
                 for at in range(len(_met(self._lines, FROZEN, seed, user)), plan.limit, _CONCURRENT):
                     numbers = range(at + 1, min(at + _CONCURRENT, plan.limit) + 1)
-                    asked = [partial(self._session, base, FROZEN, seed, user, number, replies=1) for number in numbers]
-                    for line in await _a_few_at_once(asked):
+                    ask = partial(self._session, base, FROZEN, seed, user, replies=1)
+                    for line in await results_of(ask, numbers, _CONCURRENT):
                         self._lines.add(line)
                 met = _met(self._lines, FROZEN, seed, user)
                 self._report(f"{FROZEN}, seed {seed}, {user}: {sum(met)} of {len(met)} first replies meet the rule")
@@ -480,21 +478,3 @@ class Evaluation:
 
 def _system(text: str) -> list[ChatCompletionMessageParam]:
     return [{"role": "system", "content": text}] if text else []
-
-
-async def _a_few_at_once(calls: Sequence[Callable[[], Awaitable[Found]]]) -> list[Found]:
-    """Results of the calls, in their order; a few calls run at once."""
-    slots = asyncio.Semaphore(_CONCURRENT)
-
-    async def one(call: Callable[[], Awaitable[Found]]) -> Found:
-        async with slots:
-            return await call()
-
-    asked = [asyncio.create_task(one(call)) for call in calls]
-    try:
-        return await asyncio.gather(*asked)
-    finally:
-        # Otherwise the others would go on with closed clients after one of them failed.
-        for task in asked:
-            task.cancel()
-        await asyncio.gather(*asked, return_exceptions=True)
