@@ -14,14 +14,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from clawloop.app.demo.card import CARD, Cost, digest
 from clawloop.app.demo.local_model import LocalModel, SampledTurn
 from clawloop.app.demo.pretrain import Encoded, Plan, Progress, fit
 from clawloop.app.demo.toys import Attempted, Toy
-from clawloop.app.demo.vocabulary import END, PAD, START, write_vocabulary
+from clawloop.app.demo.vocabulary import END, START, write_vocabulary
 from clawloop.app.local import tiny_model
 from clawloop.core.contracts.turns import Message
 from clawloop.environments.task import AgentLoop
@@ -91,29 +91,13 @@ def _calls(message: Message) -> Iterator[str]:
 
 
 def _train_vocabulary(toy: Toy, tools: str, seed: int) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(_WORDS), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    fixed = [*tiny_model.MARKUP_TOKENS, tools, *toy.fixed]
-    trainer = trainers.BpeTrainer(
-        vocab_size=toy.vocabulary - len(fixed),
-        special_tokens=[PAD, START, END],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
     conversations = islice(toy.conversations(seed), _VOCABULARY_CONVERSATIONS)
     texts = (
         "\n".join(f"{message['role']}\n{message['content'] or toy.argument_of(message)}" for message in messages)
         for messages in conversations
     )
-    tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in fixed])
-    return tokenizer
+    fixed = [*tiny_model.MARKUP_TOKENS, tools, *toy.fixed]
+    return tiny_model.train_tokenizer(texts, toy.vocabulary, fixed, _WORDS)
 
 
 # Attempts in this process ---------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from uuid import UUID
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 
 from clawloop.app.demo.examples import LEARNED_FORMS
 from clawloop.app.local import tiny_model
@@ -31,10 +31,6 @@ _DIGITS = (
     rf" (?=[0-9a-f]{{6}}{_MARK_END})|(?<= )[0-9a-f]{{2}}(?=[0-9a-f]{{4}}{_MARK_END})"
     rf"|(?<= [0-9a-f]{{2}})[0-9a-f]{{2}}(?=[0-9a-f]{{2}}{_MARK_END})|(?<= [0-9a-f]{{4}})[0-9a-f]{{2}}{_MARK_END}"
 )
-_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
-    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 _CAPITALS_EVERY = 4
 _PAIR_COPIES = 3000  # enough to make every pair of digits a token before rarer words
 
@@ -44,24 +40,9 @@ def train_vocabulary(chats: Iterable[str], typed: Iterable[str]) -> Tokenizer:
 
     The words of typed phrases become fixed tokens: as they stand, alone on a line, and in capitals.
     """
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(f"{_DIGITS}|{_WORDS}"), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
     fixed = [*tiny_model.MARKUP_TOKENS, *fixed_lines()]
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - len(fixed),
-        special_tokens=[PAD, START, END],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(chain(_with_pairs(chats, fixed), _with_words(typed)), trainer)
-    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in fixed])
-    return tokenizer
+    texts = chain(_with_pairs(chats, fixed), _with_words(typed))
+    return tiny_model.train_tokenizer(texts, VOCABULARY, fixed, f"{_DIGITS}|{tiny_model.WORDS}")
 
 
 def fixed_lines() -> tuple[str, ...]:

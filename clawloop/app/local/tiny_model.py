@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +33,7 @@ END_OF_TURN = "<|im_end|>"
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", END_OF_TURN)
 MARKUP_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 # Qwen's pre-tokenizer: contractions, words, single digits, punctuation, line breaks.
-_WORDS = (
+WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -65,7 +65,7 @@ def ensure_tiny_model(models_folder: Path, seed: int = 0) -> Path:
 
 def write_tiny_model(folder: Path, seed: int) -> None:
     """Write a Hugging Face model into an existing, empty folder."""
-    tokenizer = _train_tokenizer()
+    tokenizer = train_tokenizer(_synthetic_text(), VOCABULARY)
     vocabulary = tokenizer.get_vocab()
     ids = {token: vocabulary[token] for token in (*CONTROL_TOKENS, *MARKUP_TOKENS)}
     size = len(vocabulary)
@@ -84,25 +84,34 @@ def write_tiny_model(folder: Path, seed: int) -> None:
             os.fsync(file.fileno())
 
 
-def _train_tokenizer() -> Tokenizer:
+def train_tokenizer(
+    texts: Iterable[str], size: int, fixed: Sequence[str] = MARKUP_TOKENS, words: str = WORDS
+) -> Tokenizer:
+    """A tokenizer with byte-level BPE.
+
+    Args:
+        size: number of all tokens; small text may give fewer.
+        fixed: texts that are one token each.
+        words: regular expression of the pieces of text that tokens do not reach beyond.
+    """
     tokenizer = Tokenizer(models.BPE())
     # No normalizer: Qwen's NFC would change text in another form, and tests need exact round trips.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(_WORDS), behavior="isolated"),
+            pre_tokenizers.Split(Regex(words), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - len(MARKUP_TOKENS),
+        vocab_size=size - len(fixed),
         special_tokens=list(CONTROL_TOKENS),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_synthetic_text(), trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     # As in Qwen3: one token each, not special, so that parsers find them in decoded text.
-    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in MARKUP_TOKENS])
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in fixed])
     return tokenizer
 
 
