@@ -91,13 +91,14 @@ def changes_of(found: bytes | None, left: bytes) -> FileChanges:
     Raises:
         tarfile.TarError: one of them is no archive.
     """
-    before, after = {} if found is None else _files(found), _files(left)
+    before, after = {} if found is None else files_in(found), files_in(left)
     paths = [path for path in sorted(before.keys() | after.keys()) if before.get(path) != after.get(path)]
     shown = [_change(path, before, after) for path in paths[:MOST_FILES]]
     return FileChanges(shown, len(paths) - len(shown), found is not None)
 
 
-def _files(archive: bytes) -> dict[str, bytes]:
+def files_in(archive: bytes) -> dict[str, bytes]:
+    """The regular files of a tar archive that is not compressed, by path."""
     files: dict[str, bytes] = {}
     with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as opened:
         for member in opened:

@@ -9,11 +9,9 @@ everything that a right episode needs is among what it samples; rollouts show it
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import random
 import re
-import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -25,10 +23,12 @@ from clawloop.core.errors import SandboxFailed, SetupError
 from clawloop.core.recipes.recipe import Advantage, Lora, Loss, Optimiser, Recipe, Signal, Train
 from clawloop.environments.harbor import BASH, HarborTask
 from clawloop.environments.inside.harness import OUTPUT
+from clawloop.environments.playing import packed
 from clawloop.environments.swe.environment import FUNCTIONS, Function, SweEnvironment, generated_repository
 from clawloop.environments.task import AgentLoop, Environment, Split, parse_task_id
 from clawloop.environments.terminal.environment import TerminalEnvironment, generated_task
 from clawloop.environments.tool_call.environment import AGENT, Question, ToolCallEnvironment, question
+from clawloop.operations.file_changes import files_in
 from clawloop.sandboxes.boxes import BoxTask
 from clawloop.sandboxes.bubblewrap import Bubblewrap
 from clawloop.sandboxes.folders import BoxFolders
@@ -259,16 +259,16 @@ def _run_in_folders(attempts: Sequence[Attempted], commands: Sequence[str]) -> l
     """
     if not attempts:
         return []
-    packed: dict[str, bytes] = {}
+    files: dict[str, bytes] = {}
     for number, (attempt, command) in enumerate(zip(attempts, commands, strict=True)):
-        packed[f"{number}/command"] = command.encode(errors="replace")
-        packed |= {f"{number}/files/{path}": content for path, content in attempt.files.items()}
+        files[f"{number}/command"] = command.encode(errors="replace")
+        files |= {f"{number}/files/{path}": content for path, content in attempt.files.items()}
     seconds = 60.0 + _COMMAND_SECONDS * len(attempts)
-    box = BoxTask("commands", ("bash", "-c", _RUN), seconds, archive=_archive(packed))
+    box = BoxTask("commands", ("bash", "-c", _RUN), seconds, archive=packed(files))
     result = asyncio.run(_sandboxes().run(box))
     if result.problem is not None or result.exit_code is None:
         raise SandboxFailed(f"commands of {len(attempts)} attempts: {result.problem or 'stopped at the time limit'}")
-    left = _files(result.artifact)
+    left = files_in(result.artifact)
     printed = []
     for number, attempt in enumerate(attempts):
         folder = f"{number}/files/"
@@ -276,22 +276,6 @@ def _run_in_folders(attempts: Sequence[Attempted], commands: Sequence[str]) -> l
         streams = b"".join(left.get(f"{number}/{stream}", b"") for stream in ("stdout", "stderr"))
         printed.append(streams.decode(errors="replace").strip()[-OUTPUT:])
     return printed
-
-
-def _archive(files: Mapping[str, bytes]) -> bytes:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as archive:
-        for path, content in files.items():
-            info = tarfile.TarInfo(path)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    return packed.getvalue()
-
-
-def _files(packed: bytes) -> dict[str, bytes]:
-    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-        members = [(member.name, archive.extractfile(member)) for member in archive]
-        return {name: file.read() for name, file in members if file is not None}
 
 
 def _shell_toy(*, idle: float, wrong: float, skill: str, fixed: Sequence[str] = (), **kind: Any) -> Toy:
