@@ -26,6 +26,7 @@ from clawloop.core.errors import (
     EnginesBusy,
     EngineUnavailable,
     NotFound,
+    RecipeRejected,
     RequestRejected,
     SignalFailed,
     StateConflict,
@@ -174,15 +175,15 @@ def to_problem(error: ClawloopError) -> Problem:
     match error:
         case RequestRejected():
             return Problem(error.status, error.message, error.code, field=error.field, retry_after=error.retry_after)
-        case NotFound():
-            return Problem(404, str(error), error.code, field=error.field)
+        case NotFound() | StateConflict():
+            return Problem(404 if isinstance(error, NotFound) else 409, str(error), error.code, field=error.field)
         case AmbiguousId() | ValueRejected():
             code = "ambiguous_id" if isinstance(error, AmbiguousId) else "invalid_value"
             return Problem(400, str(error), code, field=error.field)
+        case RecipeRejected():
+            return Problem(400, f"{error}.", "invalid_recipe", field=error.field)
         case ContentUnreadable() | EncryptionKeyMissing():
             return Problem(409, f"This cannot be decrypted: {error}.", "content_unreadable")
-        case StateConflict():
-            return Problem(409, str(error), error.code, field=error.field)
         case EngineRejected():
             return _from_engine(error)
         case EngineUnavailable():

@@ -19,7 +19,7 @@ from clawloop.core.contracts.answers import ContentGone, Rejudged, RejudgeList
 from clawloop.core.contracts.sessions import Erasure, SessionState
 from clawloop.core.contracts.turns import TurnKind, TurnOutcome
 from clawloop.core.contracts.views import SessionDetail, SessionFilter, SessionPage, TurnDetail, TurnView
-from clawloop.core.errors import RecipeRejected, RequestRejected
+from clawloop.core.errors import RequestRejected
 from clawloop.core.recipes.recipe import parse_recipe
 from clawloop.core.turns.files import picture_type
 from clawloop.operations.applied import Applied
@@ -226,11 +226,8 @@ async def compare_history(request: Request, policy: str = "default") -> Compared
     """Judge further stored turns without changing anything, and compare all so far."""
     services = await admin_services(request)
     requested = check(CompareHistory, await read_json(request, services.limits))
-    try:
-        recipe = None if requested.recipe is None else parse_recipe(requested.recipe)
-        found = await services.history.compare(policy, recipe, requested.turns)
-    except RecipeRejected as error:
-        raise RequestRejected(f"{error}.", code="invalid_recipe", field=error.field) from error
+    recipe = None if requested.recipe is None else parse_recipe(requested.recipe)
+    found = await services.history.compare(policy, recipe, requested.turns)
     applied = await services.history.apply(policy, recipe) if requested.apply else []
     return found.model_copy(update={"applied": applied})
 

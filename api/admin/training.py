@@ -33,7 +33,7 @@ from clawloop.core.judging.progress import REPLIES, progress_of
 from clawloop.core.recipes.recipe import Recipe, parse_recipe
 from clawloop.operations.applied import Applied
 from clawloop.operations.probes import MOST_PROBES, find_probe, read_probes
-from clawloop.operations.training import REASON_CHARACTERS, TrainingOperations, version_detail
+from clawloop.operations.training import REASON_CHARACTERS, version_detail
 
 # Training and policies ------------------------------------------------------------------------------------------------
 # `/admin/v1/training` and `/admin/v1/policies`: the state of training, and what operators change.
@@ -151,7 +151,7 @@ async def create_policy(request: Request) -> TrainingStatus:
     services = await admin_services(request)
     requested = check(CreatePolicyRequest, await read_json(request, services.limits))
     operations = services.training_operations
-    recipe = None if requested.recipe is None else _read_recipe(requested.recipe, operations)
+    recipe = None if requested.recipe is None else operations.check_recipe(parse_recipe(requested.recipe))
     return _status(await operations.create_policy(requested.name, requested.like, recipe, requested.version))
 
 
@@ -198,7 +198,7 @@ async def roll_back(request: Request, policy: str) -> TrainingStatus:
     services = await admin_services(request)
     requested = check(RollBackRequest, await read_json(request, services.limits))
     operations = services.training_operations
-    recipe = None if requested.recipe is None else _read_recipe(requested.recipe, operations)
+    recipe = None if requested.recipe is None else operations.check_recipe(parse_recipe(requested.recipe))
     try:
         applied = await operations.roll_back(policy, requested.version, recipe)
     except RecipeRejected as error:
@@ -236,19 +236,12 @@ async def set_recipe(request: Request, policy: str) -> TrainingStatus:
     Waiting samples stay fresh while its `signal` part is the same; others expire at once, for good.
     """
     services = await admin_services(request)
-    recipe = _read_recipe(await read_json(request, services.limits), services.training_operations)
+    recipe = services.training_operations.check_recipe(parse_recipe(await read_json(request, services.limits)))
     try:
         applied = await services.training_operations.set_recipe(policy, recipe)
     except RecipeRejected as error:
         raise _conflict(error) from error
     return _status(applied)
-
-
-def _read_recipe(body: dict[str, Any], operations: TrainingOperations) -> Recipe:
-    try:
-        return operations.check_recipe(parse_recipe(body))
-    except RecipeRejected as error:
-        raise RequestRejected(f"{error}.", code="invalid_recipe", field=error.field) from error
 
 
 def _conflict(error: RecipeRejected) -> RequestRejected:

@@ -15,7 +15,7 @@ from api.ui.page import PageRoute, operator, policy_of, read_form, render, rende
 from clawloop.core.contracts.answers import NewKey
 from clawloop.core.contracts.serving import KeyLimits, Scope
 from clawloop.core.contracts.training import StoredProbe
-from clawloop.core.errors import RecipeRejected, RequestRejected, SetupError
+from clawloop.core.errors import RequestRejected, SetupError
 from clawloop.core.ids import SessionId
 from clawloop.core.recipes.recipe import Recipe, read_recipe, toml_of
 from clawloop.operations.export import ExportFilter, ExportKind
@@ -58,11 +58,8 @@ async def set_recipe(request: Request, policy: str | None = None) -> Response:
     services = services_of(request)
     chosen = policy_of(services, login, policy)
     operations = services.training_operations
-    try:
-        recipe = operations.check_recipe(read_recipe((await read_form(request)).get("recipe", "")))
-        await operations.set_recipe(chosen, recipe)
-    except RecipeRejected as error:
-        raise RequestRejected(f"{error}.", code="invalid_recipe", field=error.field) from error
+    recipe = operations.check_recipe(read_recipe((await read_form(request)).get("recipe", "")))
+    await operations.set_recipe(chosen, recipe)
     note = f"It learns by {recipe.name} ({recipe.hash[:12]}) from the next step on."
     return render_page(request, login, "_recipe.html", chosen, "settings", recipe=toml_of(recipe), note=note)
 
@@ -298,10 +295,7 @@ async def compare_history(request: Request, policy: str | None = None) -> Respon
     turns = form.get("turns", "")
     if not turns.isascii() or not turns.isdigit() or len(turns) > 3 or not 0 < int(turns) <= MOST_COMPARED_TURNS:
         raise RequestRejected(f"`turns` is a number from 1 to {MOST_COMPARED_TURNS}.", field="turns")
-    try:
-        found = await services.history.compare(chosen, _recipe(form), int(turns))
-    except RecipeRejected as error:
-        raise RequestRejected(f"{error}.", code="invalid_recipe", field=error.field) from error
+    found = await services.history.compare(chosen, _recipe(form), int(turns))
     notice = judged_by_workers(found.judge)
     return render_page(request, login, "_agreement.html", chosen, "settings", found=found, notice=notice)
 
@@ -312,10 +306,7 @@ async def apply_history(request: Request, policy: str | None = None) -> Response
     login = await operator(request)
     services = services_of(request)
     chosen = policy_of(services, login, policy)
-    try:
-        applied = await services.history.apply(chosen, _recipe(await read_form(request)))
-    except RecipeRejected as error:
-        raise RequestRejected(f"{error}.", code="invalid_recipe", field=error.field) from error
+    applied = await services.history.apply(chosen, _recipe(await read_form(request)))
     refused = len([turn for turn in applied if turn.refused is not None])
     asked = len(applied) - refused
     note = f"{asked} turns are judged again, by the judge workers' own judge; their places show the results."

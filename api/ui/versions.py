@@ -11,7 +11,7 @@ from api.ui.lineage import lines_of
 from api.ui.now import situation_of
 from api.ui.page import PageRoute, operator, policy_of, read_form, render_page, version_number, viewer
 from clawloop.core.contracts.training import TrainingView
-from clawloop.core.errors import RecipeRejected, RequestRejected
+from clawloop.core.errors import RequestRejected
 from clawloop.core.judging.progress import REPLIES
 from clawloop.core.recipes.recipe import read_recipe
 from clawloop.operations.applied import Applied
@@ -82,11 +82,8 @@ async def change(request: Request, action: str, policy: str | None = None) -> Re
             version = version_number(form.get("version", ""))
             if action == "roll-back":
                 written = form.get("recipe", "").strip()
-                try:
-                    recipe = operations.check_recipe(read_recipe(written)) if written else None
-                    applied = await operations.roll_back(chosen, version, recipe)
-                except RecipeRejected as error:
-                    raise RequestRejected(f"{error}.", code="invalid_recipe", field=error.field) from error
+                recipe = operations.check_recipe(read_recipe(written)) if written else None
+                applied = await operations.roll_back(chosen, version, recipe)
                 note = _noted(applied, f"Rolled back: training goes on from version {version}.")
             elif action == "pin":
                 note = _noted(await operations.pin(chosen, version), f"Version {version} answers until you unpin it.")
