@@ -10,9 +10,9 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections import OrderedDict
 from datetime import UTC, datetime
 
+from cachetools import LRUCache
 from starlette.datastructures import Headers
 
 from clawloop.core.contracts.serving import ApiKey, Scope
@@ -49,7 +49,7 @@ class KeyRing:
     def __init__(self, store: KeyStore, retry_seconds: float = RETRY_SECONDS) -> None:
         self._store = store
         self._retry_seconds = retry_seconds
-        self._cache: OrderedDict[bytes, tuple[float, ApiKey]] = OrderedDict()
+        self._cache: LRUCache[bytes, tuple[float, ApiKey]] = LRUCache(CACHE_SIZE)
         self._lookups: dict[bytes, asyncio.Task[ApiKey | None]] = {}
         self._signing_secret: bytes | None = None
         self._signing_secret_read_at = 0.0
@@ -106,19 +106,13 @@ class KeyRing:
             if known is None:
                 raise
             # Requests of the next seconds need not wait for the same failure.
-            self._remember(digest, known, time.monotonic() - FRESH_SECONDS + STALE_SECONDS)
+            self._cache[digest] = (time.monotonic() - FRESH_SECONDS + STALE_SECONDS, known)
             return known
         if key is None or _has_expired(key):
             self._cache.pop(digest, None)
             return None
-        self._remember(digest, key, time.monotonic())
+        self._cache[digest] = (time.monotonic(), key)
         return key
-
-    def _remember(self, digest: bytes, key: ApiKey, looked_up_at: float) -> None:
-        self._cache[digest] = (looked_up_at, key)
-        self._cache.move_to_end(digest)
-        if len(self._cache) > CACHE_SIZE:
-            self._cache.popitem(last=False)
 
     def _signed_key(self, secret: str) -> ApiKey | None:
         """The policy and episode of a genuine episode key that has not expired; None for any other key.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
 
+from cachetools import LRUCache
 from starlette.datastructures import Headers
 
 from api.stores import TurnStore
@@ -44,7 +44,7 @@ class LessonChooser:
 
     def __init__(self, store: TurnStore) -> None:
         self._store = store
-        self._recent: OrderedDict[tuple[ApiKeyId, bytes], tuple[LessonId, ...]] = OrderedDict()
+        self._recent: LRUCache[tuple[ApiKeyId, bytes], tuple[LessonId, ...]] = LRUCache(CACHE_SIZE)
         self._retry_at = 0.0
 
     async def choose(
@@ -71,11 +71,7 @@ class LessonChooser:
         self, key: ApiKeyId, evidence: SessionEvidence, conversation: Sequence[Message], lessons: Sequence[ShownLesson]
     ) -> None:
         """Cache that a conversation's last reply was given with these lessons."""
-        entry = key, _digest(key, evidence, conversation)
-        self._recent[entry] = tuple(lesson.id for lesson in lessons)
-        self._recent.move_to_end(entry)
-        if len(self._recent) > CACHE_SIZE:
-            self._recent.popitem(last=False)
+        self._recent[key, _digest(key, evidence, conversation)] = tuple(lesson.id for lesson in lessons)
 
     async def _of_conversation(
         self, key: ApiKeyId, evidence: SessionEvidence, messages: Sequence[Message]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
+
+from cachetools import LRUCache
 
 from api.stores import TurnStore
 from clawloop.core.contracts.serving import Policy
@@ -25,7 +26,7 @@ class VersionChooser:
 
     def __init__(self, store: TurnStore) -> None:
         self._store = store
-        self._recent: OrderedDict[tuple[ApiKeyId, str, bytes], int] = OrderedDict()
+        self._recent: LRUCache[tuple[ApiKeyId, str, bytes], int] = LRUCache(CACHE_SIZE)
         self._retry_at = 0.0
 
     async def choose(
@@ -67,9 +68,5 @@ class VersionChooser:
     def remember(self, key: ApiKeyId, policy: str, response: Message, version: int) -> None:
         """Cache that this version of the policy gave this response."""
         digest = response_digest(response)
-        if digest == EMPTY_RESPONSE:
-            return
-        self._recent[key, policy, digest] = version
-        self._recent.move_to_end((key, policy, digest))
-        if len(self._recent) > CACHE_SIZE:
-            self._recent.popitem(last=False)
+        if digest != EMPTY_RESPONSE:
+            self._recent[key, policy, digest] = version

@@ -10,9 +10,10 @@ import hmac
 import re
 import secrets
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from dataclasses import dataclass
 
+from cachetools import LRUCache
 from starlette.datastructures import Headers
 
 from api.auth import KeyRing
@@ -55,8 +56,8 @@ class Logins:
     def __init__(self, keys: KeyRing, store: KeyStore) -> None:
         self._keys = keys
         self._store = store
-        self._cache: OrderedDict[str, tuple[float, StoredKey]] = OrderedDict()
-        self._attempts: OrderedDict[str, deque[float]] = OrderedDict()  # by address: refused, or under way
+        self._cache: LRUCache[str, tuple[float, StoredKey]] = LRUCache(_CLIENTS)
+        self._attempts: LRUCache[str, deque[float]] = LRUCache(_CLIENTS)  # by address: refused, or under way
 
     async def open(self, secret: str, client: str) -> str:
         """The cookie of a new login.
@@ -125,9 +126,6 @@ class Logins:
             self._cache.pop(prefix, None)
             return None
         self._cache[prefix] = (time.monotonic(), stored)
-        self._cache.move_to_end(prefix)
-        if len(self._cache) > _CLIENTS:
-            self._cache.popitem(last=False)
         return stored
 
     def _begin_attempt(self, client: str) -> float:
@@ -149,9 +147,6 @@ class Logins:
                 retry_after=str(wait),
             )
         attempts.append(now)
-        self._attempts.move_to_end(client)
-        if len(self._attempts) > _CLIENTS:
-            self._attempts.popitem(last=False)
         return now
 
     def _forget_attempt(self, client: str, attempt: float) -> None:
