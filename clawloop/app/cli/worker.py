@@ -18,7 +18,7 @@ from clawloop.core.errors import SetupError
 from clawloop.training.options import Backend, Dtype, RankWeights
 
 if TYPE_CHECKING:
-    from clawloop.app.processes.workers import Role
+    from clawloop.core.settings import Settings
 
 worker_app = typer.Typer(no_args_is_help=True, help="Run a Temporal worker.")
 
@@ -41,17 +41,17 @@ def worker() -> None:
 @worker_app.command()
 def orchestrator(health_port: HealthPort = 0, health_host: HealthHost = LOOPBACK, data: Data = None) -> None:
     """Run workflows, short work on PostgreSQL, and the sweep; any number of processes."""
-    from clawloop.app.processes.workers import Role
+    from clawloop.app.processes.workers import Role, run_worker
 
-    _run(Role.ORCHESTRATOR, health_port, health_host, data)
+    asyncio.run(run_worker(Role.ORCHESTRATOR, _logging_settings(data), health_port, health_host))
 
 
 @worker_app.command()
 def judge(health_port: HealthPort = 0, health_host: HealthHost = LOOPBACK, data: Data = None) -> None:
     """Collect votes and hints, decide verdicts, make samples; any number of processes."""
-    from clawloop.app.processes.workers import Role
+    from clawloop.app.processes.workers import Role, run_worker
 
-    _run(Role.JUDGE, health_port, health_host, data)
+    asyncio.run(run_worker(Role.JUDGE, _logging_settings(data), health_port, health_host))
 
 
 @worker_app.command()
@@ -64,11 +64,8 @@ def combined(
 ) -> None:
     """Run orchestrator, judge and, with --engine, its agent in one process, as `up` does where there is one engine."""
     from clawloop.app.processes.workers import run_combined_worker
-    from clawloop.core.telemetry.logs import configure_logging
 
-    settings = settings_of(data)
-    configure_logging(secrets=settings.secrets)
-    asyncio.run(run_combined_worker(engine, settings, health_port, restart_command, health_host))
+    asyncio.run(run_combined_worker(engine, _logging_settings(data), health_port, restart_command, health_host))
 
 
 @worker_app.command()
@@ -162,11 +159,8 @@ def engine(
 ) -> None:
     """Load and unload versions in one engine, and reload them after a restart; one process beside each engine."""
     from clawloop.app.processes.engine_agent import run_agent
-    from clawloop.core.telemetry.logs import configure_logging
 
-    settings = settings_of(data)
-    configure_logging(secrets=settings.secrets)
-    asyncio.run(run_agent(engine, settings, health_port, restart_command, health_host))
+    asyncio.run(run_agent(engine, _logging_settings(data), health_port, restart_command, health_host))
 
 
 @worker_app.command()
@@ -212,14 +206,12 @@ def environment(
 ) -> None:
     """Run episodes and their verifiers in sandboxes on this machine; any number of processes."""
     from clawloop.app.processes.environment import run_environment_worker
-    from clawloop.core.telemetry.logs import configure_logging
     from clawloop.environments.choice import DEFAULT_ENVIRONMENTS, BrowserOptions
     from clawloop.environments.task import CommandHarness
 
     if harness is None and harness_folder is not None:
         raise SetupError("--harness-folder: give --harness too")
-    settings = settings_of(data)
-    configure_logging(secrets=settings.secrets)
+    settings = _logging_settings(data)
     chosen = environment or ([] if tasks else list(DEFAULT_ENVIRONMENTS))
     brought = None if harness is None else CommandHarness(harness, harness_folder)
     health = (health_host, health_port)
@@ -231,10 +223,10 @@ def environment(
     )
 
 
-def _run(role: Role, health_port: int, health_host: str, data: Path | None) -> None:
-    from clawloop.app.processes.workers import run_worker
+def _logging_settings(data: Path | None) -> Settings:
+    """The settings; from now on the process logs without their secrets."""
     from clawloop.core.telemetry.logs import configure_logging
 
     settings = settings_of(data)
     configure_logging(secrets=settings.secrets)
-    asyncio.run(run_worker(role, settings, health_port, health_host))
+    return settings
