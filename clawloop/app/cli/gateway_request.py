@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
@@ -32,31 +32,15 @@ def post(address: str, path: str, body: Any, key: str, seconds: float) -> Any:
         address: the gateway's.
         seconds: it may be silent for so long.
     """
-    request = urllib.request.Request(
-        f"{address}{path}",
-        data=json.dumps(body).encode(),
-        headers={"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=seconds) as answer:
-            return json.load(answer)
-    except urllib.error.HTTPError as error:
-        fail(_message(error.read()) or f"the gateway answered {error.code}")
-    except (OSError, ValueError) as error:
-        _unreachable(address, error)
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    request = urllib.request.Request(f"{address}{path}", json.dumps(body).encode(), headers)
+    return _answer(address, request, seconds)
 
 
 def require_gateway(address: str, key: str) -> None:
     """Print one line and exit unless a gateway answers there and takes the key as an admin's."""
     request = urllib.request.Request(f"{address}/admin/v1/policies", headers={"Authorization": f"Bearer {key}"})
-    try:
-        with urllib.request.urlopen(request, timeout=30):
-            return
-    except urllib.error.HTTPError as error:
-        said = _message(error.read()) or f"the gateway answered {error.code}"
-        fail(f"{said.rstrip('.')}: give --key one with the scope admin (`clawloop key create --scope admin`)")
-    except (OSError, ValueError) as error:
-        _unreachable(address, error)
+    _answer(address, request, 30, "give --key one with the scope admin (`clawloop key create --scope admin`)")
 
 
 def kept_key(data: Data, scope: str) -> str:
@@ -70,8 +54,15 @@ def kept_key(data: Data, scope: str) -> str:
     return key
 
 
-def _unreachable(address: str, error: Exception) -> NoReturn:
-    fail(f"no gateway answers at {address} ({error}): start `clawloop up`, or give --url")
+def _answer(address: str, request: urllib.request.Request, seconds: float, remedy: str | None = None) -> Any:
+    try:
+        with urllib.request.urlopen(request, timeout=seconds) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        said = _message(error.read()) or f"the gateway answered {error.code}"
+        fail(said if remedy is None else f"{said.rstrip('.')}: {remedy}")
+    except (OSError, ValueError) as error:
+        fail(f"no gateway answers at {address} ({error}): start `clawloop up`, or give --url")
 
 
 def _message(raw: bytes) -> str | None:
