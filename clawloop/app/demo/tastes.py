@@ -197,10 +197,6 @@ class Person:
         self._random = random.Random(f"person {seed}")
         self._typist = UnseenTypist(random.Random(f"typist {seed}"))
 
-    def session_turns(self) -> int:
-        """Number of turns of the session: two to four."""
-        return self._random.randint(2, 4)
-
     def request(self) -> str:
         """A request of everyday life."""
         return self._random.choice(EVERYDAY)
