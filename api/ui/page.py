@@ -63,7 +63,7 @@ _HEADERS = {
 }
 _FORM_FIELDS = 20
 _FORM_BYTES = 2**20  # a recipe has some KB, a comment 20,000 characters
-_VERSION_DIGITS = 10  # of the largest one; Python reads no number of thousands of digits
+_DIGITS = 10  # of the largest number; Python reads none of thousands of digits
 _TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates"),
     autoescape=True,
@@ -192,8 +192,20 @@ def version_number(value: str) -> int:
     Raises:
         RequestRejected: it is no number from 0 that PostgreSQL stores.
     """
-    if not value.isascii() or not value.isdigit() or len(value) > _VERSION_DIGITS or int(value) > 2**31 - 1:
-        raise RequestRejected("`version` is a number from 0.", field="version")
+    return integer(value, "version", 0, 2**31 - 1, "0")
+
+
+def integer(value: str, field: str, least: int, most: int, takes: str | None = None) -> int:
+    """The number that a field of a form or an address has.
+
+    Args:
+        takes: the words for what the field takes, after "a number from"; None: from `least` to `most`.
+
+    Raises:
+        RequestRejected: it is none, or out of its bounds.
+    """
+    if not value.isascii() or not value.isdigit() or len(value) > _DIGITS or not least <= int(value) <= most:
+        raise RequestRejected(f"`{field}` is a number from {takes or f'{least} to {most}'}.", field=field)
     return int(value)
 
 

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from api.dependencies import services_of
-from api.ui.page import PageRoute, is_htmx, operator, policy_of, read_form, render_page, viewer
+from api.ui.page import PageRoute, integer, is_htmx, operator, policy_of, read_form, render_page, viewer
 from api.ui.sessions import LARGEST_PAGE, TURNS_ON_A_PAGE, on_page
 from clawloop.core.contracts.episodes import RolloutsPlan
 from clawloop.core.contracts.turns import Message, TurnKind
@@ -75,9 +75,9 @@ async def change_rollouts(request: Request, action: str, policy: str | None = No
                 raise RequestRejected(message, field="environment")
             plan = RolloutsPlan(
                 environment,
-                _number(form, "size", 2, 1024),
-                _number(form, "groups", 1, 1024),
-                _number(form, "barren", 1, _MOST),
+                integer(form.get("size", ""), "size", 2, 1024),
+                integer(form.get("groups", ""), "groups", 1, 1024),
+                integer(form.get("barren", ""), "barren", 1, _MOST),
                 "curriculum" in form,
             )
             applied = await services.rollout_operations.start(chosen, plan)
@@ -88,13 +88,6 @@ async def change_rollouts(request: Request, action: str, policy: str | None = No
     note = "Started." if action == "start" else "Paused: groups in flight are finished."
     shown = {"rollouts": applied.result, "examples": EXAMPLES, "note": note}
     return render_page(request, login, "_rollouts.html", chosen, "rollouts", **shown)
-
-
-def _number(form: dict[str, str], field: str, least: int, most: int) -> int:
-    value = form.get(field, "")
-    if not value.isascii() or not value.isdigit() or len(value) > 10 or not least <= int(value) <= most:
-        raise RequestRejected(f"`{field}` is a number from {least} to {most}.", field=field)
-    return int(value)
 
 
 # Episodes -------------------------------------------------------------------------------------------------------------

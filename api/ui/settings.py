@@ -11,7 +11,7 @@ from api.admin.sessions import lines_of
 from api.dependencies import Services, services_of
 from api.ui.logins import Login
 from api.ui.messages import blocks_of
-from api.ui.page import PageRoute, operator, policy_of, read_form, render, render_page, version_number, viewer
+from api.ui.page import PageRoute, integer, operator, policy_of, read_form, render, render_page, version_number, viewer
 from clawloop.core.contracts.answers import NewKey
 from clawloop.core.contracts.serving import KeyLimits, Scope
 from clawloop.core.contracts.training import StoredProbe
@@ -140,9 +140,8 @@ async def make_key(request: Request, policy: str | None = None) -> Response:
         raise RequestRejected(f"The name has {_NAME_CHARACTERS} characters at most.", field="name")
     try:
         policies = [named for part in form.get("policies", "").split(",") if (named := part.strip())]
-        made = await services_of(request).key_operations.create(
-            form.get("policy", ""), [scope], name, _days(form), policies
-        )
+        days = _optional(form, "days", MOST_DAYS, f"1 to {MOST_DAYS}, or empty: no end")
+        made = await services_of(request).key_operations.create(form.get("policy", ""), [scope], name, days, policies)
     except SetupError as error:
         raise RequestRejected(f"{error}.", status=404, code="policy_not_found", field="policy") from error
     return await _keys(request, policy, None, made)
@@ -161,7 +160,7 @@ async def limit_key(request: Request, prefix: str, policy: str | None = None) ->
     await operator(request)
     services = services_of(request)
     form = await read_form(request)
-    limits = KeyLimits(**{name: _limit(form, name) for name in _LIMITS})
+    limits = KeyLimits(**{name: _optional(form, name, 2**31 - 1, "1, or empty for no limit") for name in _LIMITS})
     found = await services.key_operations.prefix_of(prefix)
     if await services.key_uses.set_limits(found, limits) is None:
         raise RequestRejected(f"There is no key {prefix}.", status=404, code="not_found", field="prefix")
@@ -215,22 +214,9 @@ async def _keys(request: Request, policy: str | None, note: str | None, made: Ne
     return render_page(request, login, "_keys.html", chosen, "settings", keys=keys, made=made, note=note, scopes=scopes)
 
 
-def _days(form: dict[str, str]) -> int | None:
-    value = form.get("days", "").strip()
-    if not value:
-        return None
-    if not value.isascii() or not value.isdigit() or len(value) > 5 or not 1 <= int(value) <= MOST_DAYS:
-        raise RequestRejected(f"`days` is a number from 1 to {MOST_DAYS}, or empty: no end.", field="days")
-    return int(value)
-
-
-def _limit(form: dict[str, str], name: str) -> int | None:
-    value = form.get(name, "").strip()
-    if not value:
-        return None
-    if not value.isascii() or not value.isdigit() or len(value) > 10 or not 1 <= int(value) <= 2**31 - 1:
-        raise RequestRejected(f"`{name}` is a number from 1, or empty for no limit.", field=name)
-    return int(value)
+def _optional(form: dict[str, str], field: str, most: int, takes: str) -> int | None:
+    value = form.get(field, "").strip()
+    return integer(value, field, 1, most, takes) if value else None
 
 
 # Upkeep ---------------------------------------------------------------------------------------------------------------
@@ -292,10 +278,8 @@ async def compare_history(request: Request, policy: str | None = None) -> Respon
     services = services_of(request)
     chosen = policy_of(services, login, policy)
     form = await read_form(request)
-    turns = form.get("turns", "")
-    if not turns.isascii() or not turns.isdigit() or len(turns) > 3 or not 0 < int(turns) <= MOST_COMPARED_TURNS:
-        raise RequestRejected(f"`turns` is a number from 1 to {MOST_COMPARED_TURNS}.", field="turns")
-    found = await services.history.compare(chosen, _recipe(form), int(turns))
+    turns = integer(form.get("turns", ""), "turns", 1, MOST_COMPARED_TURNS)
+    found = await services.history.compare(chosen, _recipe(form), turns)
     notice = judged_by_workers(found.judge)
     return render_page(request, login, "_agreement.html", chosen, "settings", found=found, notice=notice)
 
