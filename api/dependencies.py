@@ -32,7 +32,7 @@ from clawloop.core.telemetry.metrics import GatewayMetrics
 from clawloop.operations.engines import EngineOperations
 from clawloop.operations.export import Exporter
 from clawloop.operations.history import HistoryOperations, VotedTurns
-from clawloop.operations.keys import KeyOperations, KeyStore
+from clawloop.operations.keys import KeyOperations
 from clawloop.operations.lessons import LessonOperations
 from clawloop.operations.overview import Overview, TemporalProblem
 from clawloop.operations.probes import ProbeStore
@@ -101,7 +101,6 @@ class Services:
     check_ledger: Callable[[bool], Awaitable[CheckReport]]
     overview: Overview
     logins: Logins
-    key_maker: KeyStore
     training_browser: TrainingBrowser
     changes: Changes
     probes: ProbeStore
@@ -111,7 +110,6 @@ class Services:
     limits: Limits
     grammar_slots: GrammarSlots
     key_limits: KeyLimiter
-    key_uses: KeyStore
     exporter: Exporter
     want_versions: Callable[[str, Sequence[int], timedelta], Awaitable[None]]
     temporal_problem: TemporalProblem

@@ -87,7 +87,7 @@ class LimitsRequest(RequestBody):
 async def show_limits(request: Request, prefix: str) -> KeyUse:
     """A key's limits, policy, expiry and newest turn."""
     services = await admin_services(request)
-    return _found(await services.key_uses.use_of(await services.key_operations.prefix_of(prefix)))
+    return await services.key_operations.use_of(prefix)
 
 
 @router.put("/keys/{prefix}/limits", openapi_extra=described(LimitsRequest))
@@ -95,12 +95,4 @@ async def set_limits(request: Request, prefix: str) -> KeyUse:
     """Replace a key's limits; gateways follow within 30 s."""
     services = await admin_services(request)
     limits = check(LimitsRequest, await read_json(request, services.limits))
-    found = await services.key_operations.prefix_of(prefix)
-    return _found(await services.key_uses.set_limits(found, KeyLimits(**limits.model_dump())))
-
-
-def _found(use: KeyUse | None) -> KeyUse:
-    if use is None:
-        message = "There is no such key; `clawloop key list` shows the keys."
-        raise RequestRejected(message, status=404, code="not_found", field="prefix")
-    return use
+    return await services.key_operations.set_limits(prefix, KeyLimits(**limits.model_dump()))

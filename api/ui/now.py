@@ -280,9 +280,9 @@ async def make_key(request: Request, policy: str | None = None) -> Response:
         raise NotFound(f"There is no policy {chosen!r}.", code="policy_not_found", field="policy")
     form = await read_form(request)
     name = form.get("name", "").strip()[:_NAME_CHARACTERS] or "made on the page"
-    _, secret = await services.key_maker.create_key(chosen, {Scope.CHAT}, name)
+    made = await services.key_operations.create(chosen, {Scope.CHAT}, name)
     address = f"{request.url.scheme}://{request.url.netloc}/v1"
-    return render_page(request, login, "_key.html", chosen, "start", address=address, secret=secret)
+    return render_page(request, login, "_key.html", chosen, "start", address=address, secret=made.key)
 
 
 @router.post("/ui/chat")

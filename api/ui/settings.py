@@ -158,23 +158,17 @@ async def revoke_key(request: Request, prefix: str, policy: str | None = None) -
 async def limit_key(request: Request, prefix: str, policy: str | None = None) -> Response:
     """Replace a key's limits; an empty field is no limit."""
     await operator(request)
-    services = services_of(request)
     form = await read_form(request)
     limits = KeyLimits(**{name: _optional(form, name, 2**31 - 1, "1, or empty for no limit") for name in _LIMITS})
-    found = await services.key_operations.prefix_of(prefix)
-    if await services.key_uses.set_limits(found, limits) is None:
-        raise RequestRejected(f"There is no key {prefix}.", status=404, code="not_found", field="prefix")
-    return await show_key(request, found)
+    use = await services_of(request).key_operations.set_limits(prefix, limits)
+    return await show_key(request, use.prefix)
 
 
 @router.get("/ui/access/keys/{prefix}")
 async def show_key(request: Request, prefix: str) -> Response:
     """A key's limits and newest turn."""
     login = await operator(request)
-    services = services_of(request)
-    use = await services.key_uses.use_of(await services.key_operations.prefix_of(prefix))
-    if use is None:
-        raise RequestRejected(f"There is no key {prefix}.", status=404, code="not_found", field="prefix")
+    use = await services_of(request).key_operations.use_of(prefix)
     return render(request, "_key_limits.html", use=use, limits=_LIMITS, login=login)
 
 

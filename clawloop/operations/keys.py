@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
@@ -101,13 +101,19 @@ class KeyOperations:
             expires_at=expires_at,
         )
 
-    async def prefix_of(self, reference: str) -> str:
-        """The public part of a key, by its beginning or the key's name.
+    async def use_of(self, reference: str) -> KeyUse:
+        """Limits, policy, expiry and newest turn of a key; `reference` and errors as of `revoke`."""
+        return await self._use(reference, self._store.use_of)
 
-        Raises:
-            NotFound, AmbiguousId
-        """
-        return _find(await self._store.list_keys(), reference).prefix
+    async def set_limits(self, reference: str, limits: KeyLimits) -> KeyUse:
+        """Replace a key's limits; gateways follow within 30 s. `reference` and errors as of `revoke`."""
+        return await self._use(reference, lambda prefix: self._store.set_limits(prefix, limits))
+
+    async def _use(self, reference: str, of: Callable[[str], Awaitable[KeyUse | None]]) -> KeyUse:
+        use = await of(_find(await self._store.list_keys(), reference).prefix)
+        if use is None:
+            raise _unknown(reference)
+        return use
 
     async def revoke(self, reference: str) -> KeyRevoked:
         """End a key; gateways refuse it within 30 s.
@@ -129,15 +135,16 @@ def _find(keys: Sequence[KeyEntry], reference: str) -> KeyEntry:
     found = found or [entry for entry in keys if reference and reference == entry.name]
     found = found or [entry for entry in keys if reference and _begins(entry.prefix, reference)]
     if not found:
-        raise NotFound(
-            f"There is no such key {reference!r}; `clawloop key list` shows all keys.",
-            code="not_found",
-            field="prefix",
-        )
+        raise _unknown(reference)
     if len(found) > 1:
         prefixes = ", ".join(entry.prefix for entry in found)
         raise AmbiguousId(f"{reference!r} may be several keys: {prefixes}. Give one of them.", field="prefix")
     return found[0]
+
+
+def _unknown(reference: str) -> NotFound:
+    message = f"There is no such key {reference!r}; `clawloop key list` shows all keys."
+    return NotFound(message, code="not_found", field="prefix")
 
 
 def _begins(prefix: str, reference: str) -> bool:

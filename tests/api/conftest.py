@@ -210,7 +210,6 @@ async def running_gateway(
                     found_by_agent=lambda environment, task: None,
                     history=HistoryOperations(FakeHistoryStore(history), FakeHistoryJudge(), training, operations),
                     logins=Logins(key_ring, keys),
-                    key_maker=keys,
                     training_browser=browser,
                     changes=Changes(browser),
                     probes=FakeProbeStore(),
@@ -234,7 +233,6 @@ async def running_gateway(
                     limits=limits or Limits(),
                     grammar_slots=GrammarSlots.of((limits or Limits()).chat, wait_seconds=grammar_seconds),
                     key_limits=KeyLimiter(stored=stored),
-                    key_uses=keys,
                     exporter=Exporter(FakeExportStore(turns)),
                     want_versions=load,
                 )

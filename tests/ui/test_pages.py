@@ -520,7 +520,7 @@ async def test_an_address_that_is_none_is_said_on_a_page_with_the_menu(page: Pag
 async def test_the_limits_of_a_key_hold_on_the_page_too(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page.services[0].key_limits, "_clock", lambda: 1000.0)  # nothing is refilled
     prefix = page.admin_key[: len("cl-00000000")]
-    await page.services[0].key_uses.set_limits(prefix, KeyLimits(requests_per_minute=2))
+    await page.services[0].key_operations.set_limits(prefix, KeyLimits(requests_per_minute=2))
     said = {"model": "policy", "messages": [{"role": "user", "content": "Hello"}]}
     async with page.visitor() as visitor:
         headers = {"X-CSRF-Token": visitor.csrf}

@@ -116,8 +116,7 @@ async def test_keys_are_made_limited_and_revoked(page: Page) -> None:
         address = f"/ui/access/keys/{key.prefix}"
         limited = await visitor.post(f"{address}/limits", requests_per_minute="30", concurrency="", stored_mib="5")
         assert 'value="30"' in limited.text
-        use = await page.services[0].key_uses.use_of(key.prefix)
-        assert use is not None
+        use = await page.services[0].key_operations.use_of(key.prefix)
         assert use.limits == KeyLimits(requests_per_minute=30, stored_mib=5)
         assert "It stores 0.0 MiB" in limited.text
         assert (await visitor.post(f"{address}/limits", concurrency="0")).status_code == 400

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from datetime import datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,6 +21,10 @@ from clawloop.app.cli.terminal import (
     when,
     with_database,
 )
+
+if TYPE_CHECKING:
+    from clawloop.app.processes.operations import Operations
+    from clawloop.core.contracts.serving import KeyUse
 
 # Keys -----------------------------------------------------------------------------------------------------------------
 # `clawloop key`: API keys. Heavy imports happen inside a verb.
@@ -103,7 +107,6 @@ def show_keys(data: Data = None, as_json: AsJson = False) -> None:
 @key_app.command("renew-signing")
 def renew_signing(data: Data = None) -> None:
     """Have a new secret sign the keys of the next episodes; keys that were handed out end with their episodes."""
-    from clawloop.app.cli.terminal import with_database
     from db.serving.keys import PostgresKeyStore
 
     with_database(data, lambda database: PostgresKeyStore(database).drop_signing_secret())
@@ -140,11 +143,6 @@ def limit_key(
     as_json: AsJson = False,
 ) -> None:
     """Set a key's limits, and show them with the key's policy, expiry and newest turn."""
-    from clawloop.core.contracts.serving import KeyUse
-    from clawloop.operations.keys import KeyOperations
-    from db.database import Database
-    from db.serving.keys import PostgresKeyStore
-
     given = {
         "requests_per_minute": requests_per_minute,
         "tokens_per_minute": tokens_per_minute,
@@ -153,17 +151,13 @@ def limit_key(
     }
     changed = {name: value or None for name, value in given.items() if value is not None}
 
-    async def apply(database: Database) -> KeyUse | None:
-        store = PostgresKeyStore(database)
-        found = await KeyOperations(store).prefix_of(prefix)
-        use = await store.use_of(found)
-        if use is None or not changed:
+    async def apply(operations: Operations) -> KeyUse:
+        use = await operations.keys.use_of(prefix)
+        if not changed:
             return use
-        return await store.set_limits(found, dataclasses.replace(use.limits, **changed))
+        return await operations.keys.set_limits(use.prefix, dataclasses.replace(use.limits, **changed))
 
-    use = with_database(data, apply)
-    if use is None:
-        fail(f"there is no key {prefix!r}; `clawloop key list` shows all keys")
+    use = with_operations(data, apply)
     if as_json:
         show_json(use)
         return

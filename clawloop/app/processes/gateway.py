@@ -276,8 +276,7 @@ async def gateway_services(
     stack.callback(crash_point, CrashPoint.GATEWAY_SHUTDOWN)
     key_store = PostgresKeyStore(database)
     keys, links = await stack.enter_async_context(KeyRing(key_store)), workflow_links(settings)
-    key_uses = PostgresKeyStore(background)
-    stored = await stack.enter_async_context(StoredBytes(key_uses, settings.key_stored_mib))
+    stored = await stack.enter_async_context(StoredBytes(PostgresKeyStore(background), settings.key_stored_mib))
     readiness = GatewayReadiness(database, engines, current_engines, is_draining, lambda: recorder.is_nearly_full)
     return Services(
         links=links,
@@ -306,7 +305,6 @@ async def gateway_services(
         key_operations=operations.keys,
         check_ledger=DatabaseCheck(background, settings.data / "adapters").report,
         logins=Logins(keys, key_store),
-        key_maker=key_store,
         training_browser=PostgresTrainingBrowser(background),
         changes=Changes(
             PostgresTrainingBrowser(watching),
@@ -326,7 +324,6 @@ async def gateway_services(
         limits=options.limits,
         grammar_slots=GrammarSlots.of(options.limits.chat),
         key_limits=KeyLimiter(gateways=1 + len(options.peers), stored=stored),
-        key_uses=key_uses,
         exporter=Exporter(PostgresExportStore(background)),
         want_versions=PostgresPublishingStore(background).want_for,
     )
