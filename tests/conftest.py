@@ -140,7 +140,6 @@ def _ports_of_this_worker() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("clawloop.app.local.checks._free_port", free_port)
-        patch.setattr("clawloop.app.local.services.postgres.free_port", free_port)
         yield
 
 

@@ -23,7 +23,7 @@ from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.app.local.checks import choose_port
-from clawloop.app.local.services.postgres import EmbeddedPostgres, free_port
+from clawloop.app.local.services.postgres import EmbeddedPostgres
 from clawloop.core.contracts.serving import Scope
 from clawloop.core.contracts.turns import SessionEvidence, SessionSource, TurnRecord
 from clawloop.core.errors import RecordUnusable, StoreUnavailable
@@ -157,7 +157,8 @@ async def test_an_unresponsive_server_costs_no_more_than_the_limit(own_server: O
 
 
 async def test_an_unreachable_server_fails_at_once() -> None:
-    database = Database(f"postgresql://nobody:nothing@127.0.0.1:{free_port()}/none", LIMIT)
+    port = choose_port("nobody", "127.0.0.1", 0, "")
+    database = Database(f"postgresql://nobody:nothing@127.0.0.1:{port}/none", LIMIT)
     took = []
     for _ in range(3):
         began = time.monotonic()

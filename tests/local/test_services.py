@@ -263,7 +263,7 @@ def test_a_port_in_use_is_reported(data: Path, tmp_path: Path) -> None:
 def test_too_little_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = shutil.disk_usage(tmp_path)._replace(free=10 * 2**20)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
-    with pytest.raises(SetupError, match=r"only 10 MiB free .* needs 256"):
+    with pytest.raises(SetupError, match=r"256 MiB of free disk are needed .* 10 MiB are free"):
         EmbeddedPostgres(tmp_path).prepare()
 
 

@@ -17,7 +17,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 from starlette.types import Receive, Scope, Send
 
-from clawloop.app.local.services.postgres import free_port
+from clawloop.app.local.checks import choose_port
 from clawloop.app.processes.gateway import GatewayReadiness, server_config
 from clawloop.app.processes.listener import inherited_socket, systemd_socket
 from clawloop.core.contracts.serving import Engine
@@ -442,7 +442,7 @@ async def test_an_unhealthy_engine_is_named(postgres_url: str) -> None:
 
 
 async def test_a_database_that_is_away_is_named_without_user_and_address() -> None:
-    port = free_port()
+    port = choose_port("nobody", "127.0.0.1", 0, "")
     url = f"postgresql://secret-user:secret-word@127.0.0.1:{port}/secret-name"
     async with _readiness(url, engine_healthy=False) as readiness:
         store, engine = await readiness.problems()

