@@ -25,6 +25,7 @@ ClawloopError
 │   ├── StepDiverged            a step is not finite, or its KL or ratio out of bounds: it is quarantined
 │   ├── JudgeRefused            a judge does not accept this prompt: too long, or its address or key is wrong
 │   └── SetupError              wrong settings or machine: says what to change
+│       ├── ScopeMissing        a gateway takes the key, but not for this request
 │       └── WorkerKeyRefused    a gateway refuses the key of a worker of environments
 └── TransientError              a retry may succeed
     ├── EncryptionKeyMissing    content whose key the file lacks: readable once the key is there
@@ -299,6 +300,10 @@ class JudgeRefused(PermanentError):
 
 class SetupError(PermanentError):
     """Settings or the machine are wrong; the message is one line that says what to change."""
+
+
+class ScopeMissing(SetupError):
+    """A gateway knows the key, which has not the scope that this request needs."""
 
 
 class WorkerKeyRefused(SetupError):

@@ -49,6 +49,21 @@ async def test_an_answer_is_streamed_and_its_result_printed_after_the_next_messa
     assert len(session.messages) == 4
 
 
+async def test_a_key_without_the_scope_costs_the_verdicts_and_not_the_chat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clawloop.app.demo.chat._POLL_SECONDS", 0.0)
+    output = StringIO()
+    async with scripted_gateway(lacks_scope=True) as gateway:
+        async with (
+            AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="k") as client,
+            AdminClient(gateway.url, "k") as admin,
+        ):
+            session = Chat(client, admin, Console(file=output, width=100))
+            assert await session.send("What is rain?")
+            await asyncio.wait_for(session.poll_results(), 60)  # ends by itself
+            assert await session.send("What is snow?")
+    assert output.getvalue().count("verdicts are not shown: the key has not the scope admin\n") == 1
+
+
 async def test_a_message_without_an_answer_is_discarded() -> None:
     output = StringIO()
     async with scripted_gateway(failures=["500"]) as gateway:
@@ -102,6 +117,7 @@ async def test_a_wait_says_what_it_is_for(monkeypatch: pytest.MonkeyPatch) -> No
 async def test_an_interactive_chat_in_a_terminal(tmp_path: Path) -> None:
     async with scripted_gateway() as gateway:
         command = [sys.executable, "-m", "clawloop.app.cli.main", "chat", "--url", gateway.url, "--key", "k"]
+        command += ["--admin-key", "k"]
         printed = await asyncio.to_thread(_in_a_terminal, command, tmp_path)
     assert re.search(r"answer 1, by tiny", printed)
     assert re.search(r"answer 1: judged good", printed)

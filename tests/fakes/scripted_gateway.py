@@ -49,6 +49,7 @@ class ScriptedGateway:
         pause_reason: why training paused itself.
         publish_delay: requests for the training status until a version is active.
         arrival_delay: requests for the sessions until their turns are stored.
+        lacks_scope: the key may not read sessions.
         flip, flip_after: the axes that flip, and the number of main turns before the flip.
     """
 
@@ -67,6 +68,7 @@ class ScriptedGateway:
     pause_reason: str | None = None
     publish_delay: int = 2
     arrival_delay: int = 0
+    lacks_scope: bool = False
     flip: tuple[Axis, ...] = ()
     flip_after: int = 0
     flip_version: int | None = None
@@ -147,6 +149,8 @@ class ScriptedGateway:
         return JSONResponse({})
 
     async def list_sessions(self, request: HttpRequest) -> Response:
+        if self.lacks_scope:
+            return JSONResponse({"title": "Forbidden", "status": 403}, 403)
         self.arrival_delay = max(0, self.arrival_delay - 1)
         newest = list(reversed(self.by_last_turn))[: int(request.query_params["limit"])]
         sessions = [self._session(name) for name in newest]

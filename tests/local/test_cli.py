@@ -888,7 +888,8 @@ def test_notes_of_folders_that_are_gone_are_removed(nowhere: Path) -> None:
 
 def test_a_chat_with_url_and_key_asks_nothing_of_what_runs(nowhere: Path) -> None:
     with runs(nowhere / "one", "postgresql://x"), runs(nowhere / "other", "postgresql://x"):
-        assert address_of("http://far:1/v1", "k", None, None) == Address("http://far:1", "k", "k")
+        assert address_of("http://far:1/v1", "k", None, None) == Address("http://far:1", "k", None)
+        assert address_of("http://far:1/v1", "k", "a", None) == Address("http://far:1", "k", "a")
         with pytest.raises(SetupError, match="several instances run"):
             address_of(None, "k", None, None)
 

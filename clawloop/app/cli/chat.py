@@ -21,7 +21,9 @@ def chat_command(
         str | None, typer.Option(help="URL of a gateway; by default that of the `clawloop up` or demo that runs.")
     ] = None,
     key: Annotated[str | None, typer.Option(help="API key for the chat.")] = None,
-    admin_key: Annotated[str | None, typer.Option(help="API key for verdicts; --key by default.")] = None,
+    admin_key: Annotated[
+        str | None, typer.Option(help="API key with the scope admin, for verdicts; by default that of what runs.")
+    ] = None,
     data: Data = None,
 ) -> None:
     """Chat, with the verdict, hint and version shown under each answer."""
@@ -42,7 +44,7 @@ def address_of(url: str | None, key: str | None, admin_key: str | None, data: Pa
     from clawloop.app.processes.endpoints import gateway_url, require_start
 
     if url is not None and key is not None:
-        return Address(url.rstrip("/").removesuffix("/v1"), key, admin_key or key)
+        return Address(url.rstrip("/").removesuffix("/v1"), key, admin_key)
     settings = running_settings(data)
     address = read_address(settings.data) or read_address(settings.data.parent)
     if address is None:

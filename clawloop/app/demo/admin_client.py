@@ -20,7 +20,7 @@ from clawloop.core.contracts.episodes import EpisodeView, GroupView, RolloutsVie
 from clawloop.core.contracts.training import CheckResult, VersionView
 from clawloop.core.contracts.turns import TurnKind
 from clawloop.core.contracts.views import SessionDetail, SessionPage, SessionView, TurnView
-from clawloop.core.errors import SetupError
+from clawloop.core.errors import ScopeMissing, SetupError
 from clawloop.core.gate.checks import PROBES
 from clawloop.core.ids import SessionId
 
@@ -224,6 +224,7 @@ class AdminClient:
         """Send an idempotent request until it is answered; a part that is away comes back.
 
         Raises:
+            ScopeMissing: the key has not the scope `admin`.
             SetupError: it was refused, or not answered for `PATIENCE_SECONDS`.
         """
         began = time.monotonic()
@@ -233,6 +234,8 @@ class AdminClient:
                     if answer.status in (200, 201):
                         return await answer.json()
                     why = f"{answer.status}: {(await answer.text())[:200]}"
+                    if answer.status == 403:
+                        raise ScopeMissing(f"{failure}: {why}")
                     refused = answer.status < 500
             except (aiohttp.ClientError, TimeoutError) as error:
                 why, refused = " ".join(str(error).split()) or "no answer in time", False

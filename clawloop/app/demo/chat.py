@@ -22,7 +22,7 @@ from clawloop.app.demo.admin_client import AdminClient
 from clawloop.app.demo.demo_folder import Address
 from clawloop.core.contracts.turns import TurnOutcome
 from clawloop.core.contracts.views import TurnView
-from clawloop.core.errors import SetupError
+from clawloop.core.errors import ScopeMissing, SetupError
 from clawloop.core.ids import SessionId
 from clawloop.core.turns.titles import shortened
 
@@ -118,10 +118,15 @@ class Chat:
         self.console.print(Text(said, style="dim"))
 
     async def poll_results(self) -> None:
-        """Print the result of each answer once it is decided. Runs until cancelled."""
-        while True:
-            await asyncio.sleep(_POLL_SECONDS)
-            await self.show_results()
+        """Print the result of each answer once it is decided. Runs until cancelled, or until they cannot be read."""
+        try:
+            while True:
+                await asyncio.sleep(_POLL_SECONDS)
+                await self.show_results()
+        except SetupError as error:
+            why = "the key has not the scope admin" if isinstance(error, ScopeMissing) else str(error)
+            async with self._printing:
+                self.console.print(Text(f"  verdicts are not shown: {why}", style="red"))
 
     async def show_results(self) -> None:
         """Print the results that were decided, or changed, since the last call."""
