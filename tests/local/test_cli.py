@@ -29,6 +29,7 @@ from typer.testing import CliRunner
 from clawloop.app.cli.chat import address_of
 from clawloop.app.cli.main import app
 from clawloop.app.cli.openclaw_config import configuration, merged
+from clawloop.app.cli.terminal import _READING
 from clawloop.app.demo.demo_folder import Address
 from clawloop.app.local import parts
 from clawloop.app.local.checks import lock_data_folder
@@ -57,6 +58,7 @@ from db.turns.insert import PostgresTurnStore
 from tests.conftest import execute
 from tests.fakes.model_server import model_server
 from tests.records import turn_record
+from tests.rules.tables import COMMANDS
 from tests.unit.layout.folders import write_folder
 from tests.verbs import clawloop, clawloop_process, refusal
 
@@ -852,6 +854,7 @@ def test_a_command_without_data_means_what_runs(nowhere: Path, here: dict[str, s
         assert (found.returncode, found.stderr) == (0, using.format(nowhere / "demo"))
         with runs(nowhere / "other", url):
             assert clawloop("policy", "list").stderr == using.format(nowhere / "other")  # the newest
+            assert clawloop("openclaw-config", "--key", "k").returncode == 0
             both = refusal(clawloop("training", "resume"))
             assert f"--data {nowhere / 'other'}, --data {nowhere / 'demo'}" in both
             assert clawloop("policy", "list", "--data", "demo").stderr == ""
@@ -859,6 +862,21 @@ def test_a_command_without_data_means_what_runs(nowhere: Path, here: dict[str, s
                 assert clawloop("training", "resume").stderr.startswith(using.format(".clawloop"))
     # An installation that was stopped is still the one of its folder.
     assert clawloop("policy", "list").stderr == ""
+
+
+# Last words of commands that change something, or are not about what runs.
+_OTHERS = frozenset(
+    {"add", "again", "chat", "combined", "create", "drain", "engine", "environment", "erase", "evaluate", "feedback",
+     "fetch", "forget", "gateway", "history", "judge", "limit", "migrate", "off", "on", "orchestrator", "pause", "pin",
+     "plan", "recover", "release", "remove", "renew-secret", "renew-signing", "resume", "retire", "revoke", "roll-back",
+     "rotate", "run", "set", "start", "trainer", "try", "up"}
+)  # fmt: skip
+
+
+def test_of_each_command_it_is_known_whether_it_only_reads() -> None:
+    verbs = {name.rpartition(" ")[2] for name, command in COMMANDS.items() if "--data" in command.options}
+    assert verbs - _OTHERS == _READING
+    assert verbs >= _OTHERS
 
 
 def test_what_still_starts_is_not_taken_for_what_never_ran(nowhere: Path) -> None:

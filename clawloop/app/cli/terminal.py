@@ -129,8 +129,8 @@ def when(moment: datetime | None) -> str:
 Result = TypeVar("Result")
 # Verbs that change nothing.
 _READING = frozenset(
-    {"compare", "events", "export", "groups", "liked", "list", "precision", "replay", "show", "status", "version",
-     "versions", "why"}
+    {"check", "compare", "events", "export", "groups", "liked", "list", "openclaw-config", "precision", "replay",
+     "show", "status", "version", "versions", "why"}
 )  # fmt: skip
 _verb: ContextVar[str | None] = ContextVar("verb", default=None)
 
