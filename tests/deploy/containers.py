@@ -21,7 +21,7 @@ BIN = Path(sys.executable).parent
 # Of what a person fills in.
 FILLED_IN = {"POSTGRES_PASSWORD": "secret1", "TEMPORAL_POSTGRES_PASSWORD": "secret2", "ENGINE_SECRET": "secret3"}
 COMPOSE_FILES = {"cpu": ("compose.yaml",), "cuda": ("compose.yaml", "compose.cuda.yaml")}
-KUSTOMIZATIONS = {"cpu": "overlays/cpu", "cuda": "base"}
+KUSTOMIZATIONS = {"cpu": "overlays/cpu", "cuda": "base", "team": "overlays/team"}
 _ASKED = re.compile(r"http://127\.0\.0\.1:(\d+)(/\w+)")
 _REFERENCE = re.compile(r"\$\((\w+)\)")
 
@@ -100,7 +100,7 @@ def composed(device: str, folder: Path) -> dict[str, Any]:
 
 @cache
 def kustomized(device: str) -> list[dict[str, Any]]:
-    """All resources for a device."""
+    """All resources for a device, or for a team."""
     return built(DEPLOY / "kubernetes" / KUSTOMIZATIONS[device])
 
 

@@ -17,7 +17,7 @@ VERSIONS = ("1.30", "1.37")
 LONG_RUNNING = {"gateway", "orchestrator", "judge", "engine", "trainer"}
 
 
-@pytest.fixture(scope="module", params=list(KUSTOMIZATIONS))
+@pytest.fixture(scope="module", params=["cpu", "cuda"])
 def resources(request: pytest.FixtureRequest) -> list[Resource]:
     return kustomized(request.param)
 
@@ -48,7 +48,9 @@ def test_every_resource_is_valid(resources: list[Resource], version: str) -> Non
         kubernetes_validate.validate(resource, version, strict=True)
 
 
-def test_all_resources_are_in_one_namespace(resources: list[Resource]) -> None:
+@pytest.mark.parametrize("overlay", list(KUSTOMIZATIONS))
+def test_all_resources_are_in_one_namespace(overlay: str) -> None:
+    resources = kustomized(overlay)
     [namespace] = of_kind(resources, "Namespace")
     others = [resource for resource in resources if resource["kind"] != "Namespace"]
     assert {resource["metadata"]["namespace"] for resource in others} == {namespace}
