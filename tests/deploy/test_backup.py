@@ -12,6 +12,7 @@ from typing import Any
 import kubernetes_validate  # type: ignore[import-untyped]
 import psycopg
 
+from db.schema import migrate
 from tests.conftest import database_address
 from tests.deploy.containers import DEPLOY, built, compose, filled_in
 
@@ -52,8 +53,8 @@ def test_what_was_backed_up_is_restored_and_nothing_is_overwritten(tmp_path: Pat
     (before.data / "gateways" / "spool").mkdir()
     (before.data / "gateways" / "spool" / "turn").write_bytes(b"said")
     with psycopg.connect(empty_postgres_url, autocommit=True) as connection:
-        connection.execute("CREATE TABLE policies (id text)")
-        connection.execute("INSERT INTO policies VALUES ('default')")
+        connection.execute("CREATE TABLE sessions (id text)")
+        connection.execute("INSERT INTO sessions VALUES ('first')")
     made = before.run("backup.sh")
     assert (made.returncode, made.stderr) == (0, "")
     name = made.stdout.split()[-1]
@@ -62,9 +63,9 @@ def test_what_was_backed_up_is_restored_and_nothing_is_overwritten(tmp_path: Pat
     after = Desk(tmp_path / "after", empty_postgres_url)
     after.backups = before.backups
     refused = after.run("restore.sh")
-    assert (refused.returncode, "the database is not empty" in refused.stderr) == (1, True)
+    assert (refused.returncode, "the database has sessions" in refused.stderr) == (1, True)
     with psycopg.connect(empty_postgres_url, autocommit=True) as connection:
-        connection.execute("DROP TABLE policies")
+        connection.execute("DROP TABLE sessions")
     (after.data / "adapters" / "other").write_bytes(b"")
     refused = after.run("restore.sh")
     assert (refused.returncode, "adapters is not empty" in refused.stderr) == (1, True)
@@ -76,7 +77,31 @@ def test_what_was_backed_up_is_restored_and_nothing_is_overwritten(tmp_path: Pat
     assert (after.data / "adapters" / "default" / "weights").read_bytes() == b"learned"
     assert (after.data / "gateways" / "spool" / "turn").read_bytes() == b"said"
     with psycopg.connect(empty_postgres_url) as connection:
-        assert connection.execute("SELECT id FROM policies").fetchall() == [("default",)]
+        assert connection.execute("SELECT id FROM sessions").fetchall() == [("first",)]
+
+
+def test_a_migrated_database_without_sessions_is_replaced(tmp_path: Path, empty_postgres_url: str) -> None:
+    """As the job `migrate` leaves it, without which Kubernetes has no job that restores."""
+    desk = Desk(tmp_path, empty_postgres_url)
+    migrate(empty_postgres_url)
+    with psycopg.connect(empty_postgres_url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE of_the_back_up ()")
+    assert desk.run("backup.sh").returncode == 0
+    with psycopg.connect(empty_postgres_url, autocommit=True) as connection:
+        connection.execute("DROP TABLE of_the_back_up")
+    restored = desk.run("restore.sh")
+    assert (restored.returncode, restored.stderr) == (0, "")
+    with psycopg.connect(empty_postgres_url) as connection:
+        assert connection.execute("SELECT to_regclass('of_the_back_up')::text").fetchone() == ("of_the_back_up",)
+
+
+def test_a_database_that_does_not_answer_is_not_taken_for_an_empty_one(tmp_path: Path, empty_postgres_url: str) -> None:
+    desk = Desk(tmp_path, empty_postgres_url)
+    assert desk.run("backup.sh").returncode == 0
+    desk.url = database_address(empty_postgres_url, "missing")
+    refused = desk.run("restore.sh")
+    assert refused.returncode != 0
+    assert "restored" not in refused.stdout
 
 
 def test_as_many_back_ups_stay_as_are_asked_for_and_a_failed_one_is_none(
