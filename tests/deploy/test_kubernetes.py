@@ -113,6 +113,20 @@ def test_every_volume_exists(resources: list[Resource]) -> None:
     assert {tuple(claim["spec"]["accessModes"]) for claim in claims.values()} == {("ReadWriteMany",)}
 
 
+def test_the_volume_of_models_can_be_filled() -> None:
+    pod = yaml.safe_load((DEPLOY / "kubernetes" / "fill-models.yaml").read_text())
+    for version in VERSIONS:
+        kubernetes_validate.validate(pod, version, strict=True)
+    base = kustomized("cuda")
+    [volume] = pod["spec"]["volumes"]
+    claim = of_kind(base, "PersistentVolumeClaim")[volume["persistentVolumeClaim"]["claimName"]]
+    assert pod["metadata"]["namespace"] == claim["metadata"]["namespace"]
+    hardened = pods(base)["engine"]["spec"]  # its namespace takes no pod that is less so
+    assert pod["spec"]["securityContext"] == hardened["securityContext"]
+    [shell] = pod["spec"]["containers"]
+    assert shell["securityContext"] == hardened["containers"][0]["securityContext"]
+
+
 def test_every_config_map_and_secret_exists(resources: list[Resource]) -> None:
     example = next(yaml.safe_load_all((DEPLOY / "kubernetes" / "base" / "secret.example.yaml").read_text()))
     for name, container, _ in containers(resources):
