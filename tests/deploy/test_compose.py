@@ -54,9 +54,9 @@ def test_the_example_names_every_variable(tmp_path: Path) -> None:
     assert used - {"CLAWLOOP_MAX_LORA_RANK"} == set(values)
 
 
-def test_only_gateways_judges_and_the_agent_reach_the_engine(project: dict[str, Any], services: Services) -> None:
+def test_only_gateways_judges_commands_and_agent_reach_the_engine(project: dict[str, Any], services: Services) -> None:
     assert services["engine"]["networks"].keys() == {"engines"}
-    assert on(services, "engines") == {"engine", "engine-agent", "gateway", "judge"}
+    assert on(services, "engines") == {"admin", "engine", "engine-agent", "gateway", "judge"}
     assert project["networks"]["engines"]["internal"] is True
     assert "ports" not in services["engine"]
 
@@ -143,7 +143,7 @@ def test_passwords_reach_only_the_services_that_need_them(services: Services) ->
     assert having == {
         "secret1": {"admin", "engine-agent", "gateway", "judge", "migrate", "orchestrator", "postgres", "trainer"},
         "secret2": {"temporal", "temporal-postgres", "temporal-schema"},
-        "secret3": {"engine", "engine-agent", "gateway", "judge"},
+        "secret3": {"admin", "engine", "engine-agent", "gateway", "judge"},
     }
 
 
