@@ -120,6 +120,7 @@ def test_data_is_on_volumes(project: dict[str, Any], services: Services) -> None
         if mount["type"] == "volume" and not mount.get("read_only", False)
     }
     assert kept == {
+        ("admin", "gateways"),
         ("gateway", "gateways"),
         ("orchestrator", "adapters"),
         ("postgres", "postgres"),
