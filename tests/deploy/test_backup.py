@@ -134,7 +134,7 @@ def test_compose_has_both(tmp_path: Path) -> None:
         assert mounted["/backup"]["bind"] == {"create_host_path": False}
 
 
-def test_a_team_sets_five_values() -> None:
+def test_a_team_sets_six_values() -> None:
     resources = built(TEAM)
     known: dict[tuple[str, str], Any] = {(each["kind"], each["metadata"]["name"]): each for each in resources}
     assert ("ConfigMap", "team") not in {(kind, name.partition("-")[0]) for kind, name in known}
@@ -148,6 +148,9 @@ def test_a_team_sets_five_values() -> None:
         (name, "shared") for name in ("adapters", "backups", "models")
     }
     assert pod["containers"][0]["image"].startswith("registry.example.org/")
+    [reference] = [source for source in pod["containers"][0]["envFrom"] if "configMapRef" in source]
+    settings = known["ConfigMap", reference["configMapRef"]["name"]]["data"]
+    assert settings["CLAWLOOP_TRUSTED_PROXIES"] == "10.42.0.0/16"
     for resource in resources:
         if resource["kind"] != "PodMonitor":  # of the operator
             kubernetes_validate.validate(resource, "1.37", strict=True)

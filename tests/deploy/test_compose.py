@@ -152,6 +152,10 @@ def test_settings_in_the_env_file_are_passed_on(tmp_path: Path) -> None:
     given = {"CLAWLOOP_MAX_LORA_RANK": "64", "CLAWLOOP_SESSION_IDLE_MINUTES": "5", "CLAWLOOP_JUDGE_URL": "http://judge"}
     services = json.loads(compose("cpu", filled_in(tmp_path, **given)).stdout)["services"]
     assert given.items() <= services["judge"]["environment"].items()
+    ui, proxies = "https://temporal.example.org", "172.18.0.1"
+    passed_on = {"CLAWLOOP_TEMPORAL_UI": ui, "CLAWLOOP_TRUSTED_PROXIES": proxies}
+    services_then = json.loads(compose("cpu", filled_in(tmp_path, **passed_on)).stdout)["services"]
+    assert passed_on.items() <= services_then["gateway"]["environment"].items()
     engine = services["engine"]["command"]
     assert engine[engine.index("--max-lora-rank") + 1] == "64"
 
