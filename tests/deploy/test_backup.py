@@ -151,6 +151,9 @@ def test_a_team_sets_six_values() -> None:
     [reference] = [source for source in pod["containers"][0]["envFrom"] if "configMapRef" in source]
     settings = known["ConfigMap", reference["configMapRef"]["name"]]["data"]
     assert settings["CLAWLOOP_TRUSTED_PROXIES"] == "10.42.0.0/16"
+    solver = known["NetworkPolicy", "acme-http01"]["spec"]  # cert-manager's labels and port
+    assert solver["podSelector"]["matchLabels"] == {"acme.cert-manager.io/http01-solver": "true"}
+    assert solver["ingress"] == [{"ports": [{"protocol": "TCP", "port": 8089}]}]
     for resource in resources:
         if resource["kind"] != "PodMonitor":  # of the operator
             kubernetes_validate.validate(resource, "1.37", strict=True)
