@@ -122,4 +122,4 @@ def _of_engines(engines: EngineList) -> list[str]:
 
 def _silent(problem: str | None) -> str:
     said = problem or "does not answer"
-    return f"{said}: it starts (30 s to 3 minutes after `clawloop up`), or is down; the terminal of `up` shows which"
+    return f"{said}: it starts, which takes minutes for a large model, or is down; its log says which"

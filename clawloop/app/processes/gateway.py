@@ -165,7 +165,7 @@ class GatewayReadiness:
             return f"every engine is drained: `clawloop engine drain --undo {engines[0].id}`"
         if self._engines.healthy():
             return None
-        return "no engine answers: it is starting (30 s to 3 minutes after `clawloop up`), or down"
+        return "no engine answers: it is starting, which takes minutes for a large model, or down; its log says which"
 
 
 async def run_gateway(settings: Settings, options: GatewayOptions) -> None:
