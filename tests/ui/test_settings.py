@@ -28,6 +28,7 @@ from clawloop.core.judging.quality import CALIBRATED, JudgeTrial, Quality
 from clawloop.core.judging.voting import Vote
 from clawloop.core.lessons.ledger import tokens_of
 from clawloop.core.recipes.recipe import WITHOUT_JUDGE, Lessons, Recipe
+from clawloop.operations.export import ExportKind
 from db.serving.keys import PostgresKeyStore
 from tests.contract.learning import POLICY, RECIPE, step
 from tests.fakes.away_browser import AwayBrowser
@@ -230,6 +231,8 @@ async def test_upkeep_checks_the_ledger_judges_again_and_exports(page: Page) -> 
         assert "Whole: " in (await visitor.post("/ui/upkeep/check")).text
         lines = (await visitor.get("/ui/export?records=turns")).splitlines()
         assert str(turn) in {orjson.loads(line)["id"] for line in lines}
+        offered = re.findall(r"/ui/export\?records=(\w+)", await visitor.get("/ui/settings"))
+        assert offered == list(ExportKind)
         [row] = await page.learning.rows("SELECT session_id FROM turns WHERE id = %s", turn)
         # Without Temporal nothing can be judged again, and the page says so.
         refused = await visitor.post(f"/ui/sessions/{row['session_id']}/judge")
