@@ -1,4 +1,4 @@
-# `make up` and `make test` do everything on a bare machine with Python 3.11 or 3.12. Options: ARGS="…".
+# `make up` and `make test` do everything on a bare machine with what README.md names. Options: ARGS="…".
 SHELL := /bin/bash
 VENV := .venv/bin
 ARGS ?=

@@ -111,6 +111,8 @@ case "$*" in
         cp "$0" "$3/bin/python" ;;
     *" --requirement requirements/installer.txt")
         cp "$TREE/uv" "$(dirname "$0")/uv" ;;
+    *"libnuma.so.1"*) exit "${NO_LIBNUMA:-0}" ;;
+    *Python.h*) exit "${NO_HEADERS:-0}" ;;
     *"version_info[:2] != (3, 11)"*) exit "${NOT_311:-0}" ;;
     *" config get "*) exit 1 ;;
     *"-m pip"*) shift 3; log pip "$@" ;;
@@ -164,6 +166,7 @@ def tree(tmp_path: Path) -> Tree:
         shutil.copy(ROOT / "deploy" / name, tmp_path / "deploy")
     program(tmp_path / "python", PYTHON)
     program(tmp_path / "uv", UV)
+    program(tmp_path / "bin" / "g++", "")
     made = Tree(tmp_path)
     made.free(mib=100 * 1024)
     return made
@@ -220,6 +223,18 @@ def test_a_disk_too_full_is_refused_before_anything_is_installed(tree: Tree, dev
     assert refused.stderr == f"setup: {gib} GiB of free disk are needed here, {gib * 1024 - 1} MiB are free\n"
     tree.free(gib * 1024)
     assert tree.setup(DEVICE=device).returncode == 0
+
+
+def test_what_vllm_needs_on_a_cpu_is_named_before_anything_is_installed(tree: Tree) -> None:
+    lacking = {"NO_LIBNUMA": "1", "NO_HEADERS": "1", "CXX": "no-such-compiler"}
+    refused = tree.setup(DEVICE="cpu", **lacking)
+    packages = "g++ libnuma1 python3-dev"
+    assert (refused.returncode, tree.asked()) == (1, [])
+    assert refused.stderr == (
+        f"setup: vLLM on a CPU needs what this machine lacks: {packages}; on Debian: apt-get install {packages}\n"
+    )
+    assert tree.setup(DEVICE="cpu", NO_HEADERS="1").stderr.endswith("apt-get install python3-dev\n")
+    assert tree.setup(DEVICE="cuda", **lacking).returncode == 0
 
 
 def test_a_second_run_does_nothing_and_says_nothing(tree: Tree) -> None:
