@@ -35,6 +35,33 @@ OUTCOMES = {
 }
 
 
+# What happened to a policy and its details, where the ledger's own words say little; see `event_words`.
+_EVENTS = {
+    "paused": "training paused",
+    "resumed": "training resumed",
+    "version_released": "rejected version accepted by a person",
+    "canary_ended": "trial of a version ended",
+    "quarantined": "replies left out of training",
+    "step_abandoned": "step given up",
+    "step_expired": "step whose replies were too old",
+    "recipe_set": "recipe changed",
+    "created": "policy made",
+    "retired": "policy ended",
+    "erased": "content erased",
+    "curriculum_moved": "tasks changed",
+}
+_DETAILS = {
+    "reason": "because",
+    "why": "because",
+    "to": "to version",
+    "head": "trained until then: version",
+    "active": "answered until then: version",
+    "was": "before",
+    "like": "as policy",
+    "size": "episodes in a group",
+}
+
+
 def age(at: datetime | None) -> str:
     """The age of a moment, e.g. `3 minutes ago`."""
     if at is None:
@@ -99,6 +126,14 @@ def sample(value: SampleState) -> str:
     return "waits for a step" if value is SampleState.FRESH else value.value.replace("_", " ")
 
 
+def event_words(kind: str) -> str:
+    return _EVENTS.get(kind, kind.replace("_", " "))
+
+
+def detail_words(name: str) -> str:
+    return _DETAILS.get(name, name.replace("_", " "))
+
+
 def share(value: float) -> str:
     return f"{value:.0%}"
 
@@ -121,6 +156,8 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "figure": figure,
     "outcome": outcome,
     "sample": sample,
+    "event_words": event_words,
+    "detail_words": detail_words,
     "share": share,
     "plural": plural,
     "sentence": sentence,

@@ -938,7 +938,7 @@ async def test_what_an_evaluation_measured_is_told_everywhere(page: Page) -> Non
         for path in ("/ui/now", "/ui/versions"):
             assert re.findall(r'<td class="number">(\d+%)</td><td>', await visitor.get(path)) == ["75%", "25%"], path
         assert "version measured" not in await visitor.get("/ui/now")
-        assert "75% of an evaluation" in await visitor.get("/ui/versions/1")
+        assert "In an evaluation it answered 75% of" in await visitor.get("/ui/versions/1")
     headers = {"Authorization": f"Bearer {page.admin_key}"}
     async with httpx.AsyncClient(base_url=page.url, headers=headers, timeout=60) as client:
         versions = (await client.get("/admin/v1/policies/default/versions")).json()["versions"]

@@ -80,8 +80,8 @@ async def test_how_good_the_judge_is_is_shown_where_it_was_tried(page: Page) -> 
         tried = JudgeTrial("small", "ab" * 32, AnswerForm.EXAMPLES, biases, {"grammar": weak, CALIBRATED: weak}, weak)
         page.services[0].newest_trial = FakeVoteReader(trial=tried).newest_trial
         text = html.unescape(await shown(visitor))
-        assert "small votes rightly on 41 of 100 phrases that decided nothing (kappa 0.00)" in text
-        assert "in the form examples with biases of -1.50 for 1" in text
+        assert "small votes rightly on 41 of 100 phrases that decided nothing (kappa 0.00: 0 is chance, 1" in text
+        assert "in the form examples; its votes are shifted by -1.50 for good and +0.25 for bad." in text
         assert "Votes and hints are off: small agrees with labelled phrases by a kappa of 0.00" in text
 
 
@@ -321,8 +321,8 @@ async def test_a_users_words_that_taught_are_named_so_everywhere_and_shown_once(
             assert told_on_page.count("<b>Your words</b>") == told_on_page.count("<b>Comment</b>") == 1, path
             assert "two lines" not in told_on_page.replace(words, ""), path
             assert "Another matter." in told_on_page, path
-            figures = "81 % of the likeliest tokens are the same. It moves the reply by 0.16 nats a token."
-            assert f'title="With and without it {figures}">taught 43 %</span>' in told_on_page, path
+            figures = "81 % of the likeliest tokens are the same. It moves the reply by 0.16 nats a token"
+            assert f'title="With and without it {figures} (0: not at all).">taught 43 %</span>' in told_on_page, path
     settings = {"DATABASE_URL": page.database_url}
     shown_session = await asyncio.to_thread(clawloop, "session", "show", str(row["session_id"]), **settings)
     assert f"your words {words} (taught 43%" in " ".join(shown_session.stdout.split())

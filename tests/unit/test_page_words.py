@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from api.ui.wording import FIGURES, STATES, code, meaning_of, why, words_of
+from api.ui.wording import FIGURES, STATES, code, detail_words, event_words, meaning_of, why, words_of
 from clawloop.core.contracts.training import HeldOutScore, StepState, TrainedStep, VersionRef
 from clawloop.core.contracts.turns import TurnOutcome
 from clawloop.core.gate.canary import JudgedSessions, check_canary
@@ -59,6 +59,14 @@ def test_the_reason_says_no_words_of_the_outcome_again() -> None:
     assert why("nothing followed: idle for 30 min", TurnOutcome.NO_FEEDBACK) == "idle for 30 min"
     assert why("nothing followed", TurnOutcome.NO_FEEDBACK) == ""
     assert why("answer not in later history", TurnOutcome.NO_FEEDBACK) == "answer not in later history"
+
+
+def test_events_are_told_in_words() -> None:
+    assert [event_words(kind) for kind in ("quarantined", "rolled_back")] == [
+        "replies left out of training",
+        "rolled back",
+    ]
+    assert [detail_words(name) for name in ("to", "task_kind")] == ["to version", "task kind"]
 
 
 def test_what_stands_between_backticks_is_code() -> None:
