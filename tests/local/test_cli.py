@@ -910,6 +910,8 @@ def test_a_chat_with_url_and_key_asks_nothing_of_what_runs(nowhere: Path) -> Non
         assert address_of("http://far:1/v1", "k", "a", None) == Address("http://far:1", "k", "a")
         with pytest.raises(SetupError, match="several instances run"):
             address_of(None, "k", None, None)
+        with pytest.raises(SetupError, match="keys of what runs here are not sent to another gateway"):
+            address_of("http://far:1/v1", None, None, None)
 
 
 def test_the_only_policy_with_sessions_is_the_one_meant(turns: list[TurnRecord], here: dict[str, str]) -> None:

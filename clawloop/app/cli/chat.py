@@ -20,7 +20,7 @@ def chat_command(
     url: Annotated[
         str | None, typer.Option(help="URL of a gateway; by default that of the `clawloop up` or demo that runs.")
     ] = None,
-    key: Annotated[str | None, typer.Option(help="API key for the chat.")] = None,
+    key: Annotated[str | None, typer.Option(help="API key for the chat; needed with --url.")] = None,
     admin_key: Annotated[
         str | None, typer.Option(help="API key with the scope admin, for verdicts; by default that of what runs.")
     ] = None,
@@ -43,7 +43,9 @@ def address_of(url: str | None, key: str | None, admin_key: str | None, data: Pa
     from clawloop.app.local.keys_file import read_keys
     from clawloop.app.processes.endpoints import gateway_url, require_start
 
-    if url is not None and key is not None:
+    if url is not None:
+        if key is None:
+            raise SetupError("give --key as well: keys of what runs here are not sent to another gateway")
         return Address(url.rstrip("/").removesuffix("/v1"), key, admin_key)
     settings = running_settings(data)
     address = read_address(settings.data) or read_address(settings.data.parent)
@@ -55,5 +57,4 @@ def address_of(url: str | None, key: str | None, admin_key: str | None, data: Pa
                 f"nothing has run on {settings.data}: start `clawloop up` in another terminal, or give --url and --key"
             )
         address = Address(gateway_url(settings), keys.get("chat", ""), keys.get("admin"))
-    gateway = (url or address.url).rstrip("/").removesuffix("/v1")
-    return Address(gateway, key or address.key, admin_key or address.admin_key)
+    return Address(address.url, key or address.key, admin_key or address.admin_key)
