@@ -29,7 +29,7 @@ from clawloop.core.lessons.practice import (
     taught_by,
     without_lesson,
 )
-from clawloop.core.samples.decision import unseen_parts, why_not_trainable
+from clawloop.core.samples.decision import PREFIX, sampling_problems, unseen_parts, why_not_trainable
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ class PracticeActivities:
 
     async def _practise(self, practice: Practice) -> PracticeResult | None:
         """What the request teaches; None while no engine is idle."""
-        if (fault := _fault(practice.source)) is not None:
+        if (fault := _request_fault(practice.source)) is not None:
             return _nothing(fault)
         try:
             reply = await self._answer(practice)
@@ -156,10 +156,20 @@ class PracticeActivities:
         return PromptChange.between(reply.record.prompt_ids or (), await self._render(turn, turn.messages))
 
 
-def _fault(turn: TurnRecord) -> str | None:
-    """The reason that a reply to the turn's request cannot be trained as it was sampled; None if it can.
+def _request_fault(source: TurnRecord) -> str | None:
+    """The reason that no reply to the turn's request can be trained; None if one can.
 
-    Lessons in its prompt are no reason: the request is practised without them.
+    The turn's own reply is none, nor are its tokens, which a lesson may have taken along that was forgotten.
+    """
+    reasons = sampling_problems(source.sampling, source.tools)
+    reasons += [f"{kind} in the prompt" for kind in unseen_parts(source.messages)]
+    return PREFIX + ", ".join(reasons) if reasons else None
+
+
+def _fault(turn: TurnRecord) -> str | None:
+    """The reason that this reply cannot be trained as it was sampled; None if it can.
+
+    Lessons in its prompt are no reason: a reply that holds some measures them.
     """
     return why_not_trainable(
         status=turn.status,

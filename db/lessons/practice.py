@@ -21,7 +21,7 @@ from clawloop.core.samples.decision import is_held_out
 from db.content import content_of, storable
 from db.database import Database, PostgresStore, raw_connection, transaction
 from db.lessons.ledger import read_book
-from db.lessons.yardstick import keep_reply, read_unmeasured
+from db.lessons.yardstick import Unmeasured, keep_reply, read_unmeasured
 from db.tables import JudgementRow, PracticeRow, TurnRow, YardstickRow
 from db.training.claims import expire_practised, read_closed
 from db.training.policies import lock_policy
@@ -161,21 +161,24 @@ class _Lessons(NamedTuple):
     """
     Args:
         shown: those that a prompt would hold now.
-        unmeasured: those of them that are to be measured before a version learns them.
+        unmeasured: those of them that are to be measured.
+        new: those of these that are to be measured before a version learns them.
     """
 
     shown: list[Lesson]
     unmeasured: list[Lesson]
+    new: list[Lesson]
 
     @property
     def taught(self) -> list[Lesson]:
         """Those that are practised: a new lesson does not keep the others from being learned."""
-        return [lesson for lesson in self.shown if lesson not in self.unmeasured]
+        return [lesson for lesson in self.shown if lesson not in self.new]
 
 
 async def _read_lessons(connection: AsyncConnection, policy: str, recipe: Recipe) -> _Lessons:
     shown = (await read_book(connection, policy)).shown
-    return _Lessons(shown, await read_unmeasured(connection, shown) if recipe.lessons.retire and shown else [])
+    unmeasured = await read_unmeasured(connection, shown) if recipe.lessons.retire and shown else Unmeasured([], [])
+    return _Lessons(shown, unmeasured.lessons, unmeasured.new)
 
 
 async def _insert_sample(

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import func, insert, select, text, update
@@ -54,19 +54,33 @@ _CORRECTED_IN = text("""
 # Kept while a lesson is new -------------------------------------------------------------------------------------------
 
 
-async def read_unmeasured(connection: AsyncConnection, lessons: Sequence[Lesson]) -> list[Lesson]:
-    """Those of these lessons that too few replies measure, unless too many requests were tried."""
-    tried = (
-        select(YardstickRow.lesson_id, func.count().label("tried"), func.count(YardstickRow.prompts).label("kept"))
-        .where(
-            YardstickRow.lesson_id.in_([lesson.id for lesson in lessons]),
-            YardstickRow.why != _ERASED,
+class Unmeasured(NamedTuple):
+    """
+    Args:
+        lessons: those that too few replies measure, unless too many requests were tried.
+        new: those of them that enough replies have never measured, erased ones included.
+    """
+
+    lessons: list[Lesson]
+    new: list[Lesson]
+
+
+async def read_unmeasured(connection: AsyncConnection, lessons: Sequence[Lesson]) -> Unmeasured:
+    replies = (
+        select(
+            YardstickRow.lesson_id,
+            func.count().filter(YardstickRow.why != _ERASED).label("tried"),
+            func.count(YardstickRow.prompts).label("kept"),
+            func.count(YardstickRow.first_version).label("scored"),
         )
+        .where(YardstickRow.lesson_id.in_([lesson.id for lesson in lessons]))
         .group_by(YardstickRow.lesson_id)
     )
-    rows = await connection.execute(tried)
-    measured = {row.lesson_id for row in rows if row.kept >= NEEDED or row.tried >= MOST_TRIED}
-    return [lesson for lesson in lessons if lesson.id not in measured]
+    rows = (await connection.execute(replies)).all()
+    enough = {row.lesson_id for row in rows if row.kept >= NEEDED or row.tried >= MOST_TRIED}
+    once_enough = {row.lesson_id for row in rows if row.scored >= NEEDED}
+    unmeasured = [lesson for lesson in lessons if lesson.id not in enough]
+    return Unmeasured(unmeasured, [lesson for lesson in unmeasured if lesson.id not in once_enough])
 
 
 async def keep_reply(connection: AsyncConnection, practice: Practice, result: PracticeResult, lesson: LessonId) -> None:
@@ -81,7 +95,8 @@ async def keep_reply(connection: AsyncConnection, practice: Practice, result: Pr
 
 
 async def forget_replies(connection: AsyncConnection, turns: Collection[UUID]) -> None:
-    """Erase what the yardstick keeps of these turns beside them; no version is measured by them any more."""
+    """Erase what the yardstick keeps of these turns beside them, but the scores that they had: no later version is
+    measured by them."""
     of_turns = update(YardstickRow).where(YardstickRow.turn_id.in_(turns))
     await connection.execute(of_turns.values(prompts=None, why=_ERASED))
 
@@ -153,11 +168,11 @@ async def keep_scores_of_replies(
 
 
 async def read_scores(connection: AsyncConnection, policy: str) -> dict[LessonId, list[ReplyScores]]:
-    """By lesson, the scores of its replies, without those that were erased or not scored yet."""
+    """By lesson, the scores of its replies, without those that were not scored yet; erased ones keep theirs."""
     query = (
         select(YardstickRow.lesson_id, YardstickRow.first_version, YardstickRow.with_lesson, YardstickRow.without)
         .join(LessonRow, LessonRow.id == YardstickRow.lesson_id)
-        .where(LessonRow.policy == policy, YardstickRow.prompts.is_not(None), YardstickRow.first_version.is_not(None))
+        .where(LessonRow.policy == policy, YardstickRow.first_version.is_not(None))
     )
     found: defaultdict[LessonId, list[ReplyScores]] = defaultdict(list)
     for row in await connection.execute(query):

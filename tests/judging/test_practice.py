@@ -238,7 +238,6 @@ async def test_nothing_is_practised_where_nothing_is_to_be(gym: Gym, why: str) -
     [
         ({"sampling": {"temperature": 0.6, "top_p": 0.5, "top_k": -1}}, "not trainable: top_p"),
         ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "not trainable: strict"),
-        ({"prompt_ids": None, "response_ids": None, "logprobs": None}, "not trainable"),
     ],
 )
 async def test_a_request_whose_reply_could_not_be_trained_is_not_asked_again(
@@ -250,6 +249,18 @@ async def test_a_request_whose_reply_could_not_be_trained_is_not_asked_again(
     assert sample["why"].startswith(why)
     assert (sample["id"], gym.engine.asked) == (None, [])
     assert (await gym.practise()).requests == 0
+
+
+async def test_a_request_is_asked_again_although_a_forgotten_lesson_took_its_tokens_along(gym: Gym) -> None:
+    gone = await gym.lessons.add("default", POLITE)
+    (asked,) = gym.bench.conversation("one", lessons=(gone.shown,))
+    await gym.bench.insert(asked)
+    await gym.lessons.forget("default", gone.id)
+    assert (await gym.bench.turn(asked.turn_id)).record.prompt_ids is None
+    assert (await gym.practise()).requests == 1
+    (sample,) = gym.samples()
+    assert (sample["state"], sample["source_turn_id"]) == (SampleState.FRESH, asked.turn_id)
+    assert await violations(gym.bench.database) == []
 
 
 @pytest.mark.parametrize("trouble", ["empty", "mismatch", "refused", "no chat", "cut off"])

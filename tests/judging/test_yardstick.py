@@ -281,11 +281,9 @@ async def test_a_complaint_that_says_the_same_brings_a_lesson_back(
         assert (lesson.why, lesson.since_version) == ("learned, and the user asked for it again", 2)
 
 
-async def test_what_is_not_measured_any_more_brings_a_lesson_back(retiring: Gym) -> None:
+async def test_a_recipe_that_retires_nothing_any_more_brings_a_lesson_back(retiring: Gym) -> None:
     await learned(retiring)
-    retiring.bench.execute(
-        "UPDATE yardstick SET prompts = NULL, why = 'erased'"
-    )  # as erasing what they were made of does
+    await set_recipe(retiring.bench, practising())
     await ask(retiring, 16, session="later")
     await retiring.lessons.add("default", POLITE)  # else there is nothing to practise
     await learn(retiring, 3, 0.1)
@@ -294,6 +292,35 @@ async def test_what_is_not_measured_any_more_brings_a_lesson_back(retiring: Gym)
         LessonState.ACTIVE,
         "whether it is still learned is not measured any more",
     )
+
+
+async def test_forgetting_a_lesson_leaves_another_one_learned_that_was_measured_beside_it(retiring: Gym) -> None:
+    polite = await retiring.lessons.add("default", POLITE)
+    assert (await learned(retiring)).state is LessonState.LEARNED
+    await retiring.lessons.forget("default", polite.id)
+    assert {row["prompts"] for row in retiring.bench.rows("SELECT prompts FROM yardstick")} == {None}
+    await ask(retiring, 16, session="later")
+    await retiring.lessons.add("default", "Use no lists.")  # else there is nothing to practise
+    await learn(retiring, 3, 0.6)
+    lesson = await lesson_of(retiring)
+    assert lesson.state is LessonState.LEARNED
+    assert lesson.yardstick is not None
+    assert [one.version for one in lesson.yardstick.left] == [1, 2]  # what its replies were scored in
+    assert await violations(retiring.bench.database) == []
+
+
+async def test_forgetting_a_lesson_leaves_another_one_its_effect_and_its_practice(retiring: Gym) -> None:
+    polite = await retiring.lessons.add("default", POLITE)
+    await learn(retiring, 1, 0.9)
+    await retiring.lessons.forget("default", polite.id)
+    retiring.engine.asked.clear()
+    # Four requests are left to measure by; those that were practised with both are practised with the one.
+    assert (await retiring.practise()).requests == 8
+    assert [one.measured is None for one in retiring.engine.asked] == [False] * 4 + [True] * 4
+    lesson = await lesson_of(retiring)
+    assert lesson.yardstick is not None
+    assert (lesson.yardstick.finding, lesson.yardstick.version) == (Finding.HAS_EFFECT, 0)
+    assert await violations(retiring.bench.database) == []
 
 
 async def test_a_reply_that_the_trainer_cannot_read_is_tried_and_replaced(retiring: Gym) -> None:
@@ -373,7 +400,7 @@ async def test_an_erased_request_takes_the_reply_that_measured_by_it_along(retir
     assert (stored.outcome, stored.record.response_ids, row["prompts"]) == (TurnOutcome.ERASED, None, None)
     lesson = await lesson_of(retiring)
     assert lesson.yardstick is not None
-    assert lesson.yardstick.finding is Finding.NOT_MEASURED
+    assert (lesson.yardstick.finding, lesson.yardstick.replies) == (Finding.HAS_EFFECT, NEEDED)  # numbers stay
     assert await violations(retiring.bench.database) == []
 
 

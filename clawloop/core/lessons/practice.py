@@ -35,8 +35,8 @@ class Practice:
 
     Args:
         source: the turn whose request it is.
-        lessons: the policy's active ones, as a prompt would hold them now; without those that are yet to be measured,
-            unless the reply is to measure one.
+        lessons: the policy's active ones, as a prompt would hold them now; without new ones that are yet to be
+            measured, unless the reply is to measure one.
         version: that answers.
         recipe: under which the sample is made.
         measured: the lesson among them that the reply is to measure: it is answered with the lessons, and not trained.

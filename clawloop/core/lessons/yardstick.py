@@ -75,8 +75,8 @@ def read_yardstick(
     left = []
     for version in sorted(path):
         scored = [reply for reply in replies if version in reply.without and version > reply.first]
-        if len(scored) >= NEEDED:
-            whole = sum(reply.lacks(reply.first) for reply in scored)
+        whole = sum(reply.lacks(reply.first) for reply in scored)
+        if len(scored) >= NEEDED and whole > 0:  # replies of a later measuring may show no effect that one could lack
             left.append(EffectLeft(version, sum(reply.lacks(version) for reply in scored) / whole))
     counted = [] if state is LessonState.LEARNED else [one for one in left if one.version > since]
     learned = _learned_by(counted)

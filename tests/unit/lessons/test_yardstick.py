@@ -81,6 +81,14 @@ def test_a_version_that_was_measured_by_too_few_replies_is_not_counted() -> None
     assert [one.version for one in found.left] == [4]
 
 
+def test_replies_of_a_later_measuring_count_only_where_they_show_an_effect() -> None:
+    knew = [ReplyScores(5, -20.0, {5: -20.0, 6: -21.0}) for _ in EFFECTS]
+    found = read_yardstick(LessonState.ACTIVE, FIRST, [*replies({4: 0.5}), *knew], range(9), range(9))
+    [one] = found.left
+    assert one.version == 4
+    assert one.share == pytest.approx(0.5)
+
+
 def test_versions_beside_the_path_say_nothing() -> None:
     shares = {4: 0.1, 5: 0.9, 6: 0.1}
     assert read(shares).finding is Finding.HAS_EFFECT
