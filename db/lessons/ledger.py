@@ -193,12 +193,16 @@ async def add_correction(
     it can have. The policy must be locked.
 
     A learned lesson that says the same is active again: what was learned does not hold. So is one that was superseded,
-    where the correction now takes the place of another.
+    where the correction now takes the place of another. A turn that is judged again brings no lesson back that was
+    forgotten.
 
     Args:
         turn_id: the turn that was corrected.
         shown_by: the turn that holds the correction; None: a comment does.
     """
+    forgotten = select(LessonRow.id).where(LessonRow.turn_id == turn_id, LessonRow.state == LessonState.ERASED)
+    if (await connection.execute(forgotten)).first() is not None:
+        return
     same = await _same(connection, policy, correction.text)
     if same is None and correction.repeats is not None:
         same = await _read(connection, policy, correction.repeats)

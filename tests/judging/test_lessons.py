@@ -211,6 +211,19 @@ async def test_forgetting_ends_the_sample_that_the_same_words_teach(bench: Bench
     assert await violations(bench.database) == []
 
 
+async def test_a_forgotten_lesson_does_not_come_back_when_its_turn_is_judged_again(bench: Bench) -> None:
+    first, *_ = await corrected(bench)
+    (lesson,) = (await book(bench)).lessons
+    await PostgresLessonStore(bench.database).forget("default", lesson.id)
+    session = (await bench.turn(first.turn_id)).session_id
+    await rate(bench, session, first, -1.0, None)
+    await rate(bench, session, first, None, "But shorter.")
+    assert await texts(bench) == []
+    other, *_ = turns = bench.conversation("Multiply two numbers.", SAID, session="other")
+    await rate(bench, await bench.insert(*turns), other, -1.0, None)
+    assert await texts(bench) == [(SAID, LessonSource.MESSAGE)]  # said anew, it counts
+
+
 async def test_a_lesson_goes_with_the_turn_that_holds_its_words(bench: Bench) -> None:
     _, second, _ = await corrected(bench)
     await PostgresErasureStore(bench.database).erase_turn(second.turn_id)
