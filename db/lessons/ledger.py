@@ -192,9 +192,8 @@ async def add_correction(
     """Make a lesson of a correction, unless one that says the same is there in any state, or the policy has as many as
     it can have. The policy must be locked.
 
-    A learned lesson that says the same is active again: what was learned does not hold. So is one that was superseded,
-    where the correction now takes the place of another. A turn that is judged again brings no lesson back that was
-    forgotten.
+    A learned lesson that says the same is active again: what was learned does not hold. So is one that was superseded:
+    the user changed back. A turn that is judged again brings no lesson back, neither its own nor a forgotten one.
 
     Args:
         turn_id: the turn that was corrected.
@@ -204,13 +203,15 @@ async def add_correction(
     if (await connection.execute(forgotten)).first() is not None:
         return
     same = await _same(connection, policy, correction.text)
-    if same is None and correction.repeats is not None:
+    if same is not None and same.turn_id == turn_id:
+        return
+    if correction.repeats is not None and (same is None or same.state is LessonState.SUPERSEDED):
         same = await _read(connection, policy, correction.repeats)
     before = None if correction.replaces is None else await _read(connection, policy, correction.replaces)
     if same is None and not await _is_full(connection, policy):
         why = "taken from a hint" if correction.source is LessonSource.HINT else "taken from the user's own words"
         newer = await _insert(connection, policy, correction.text, correction.source, why, (turn_id, shown_by))
-    elif same is not None and (same.state is LessonState.LEARNED or (same.state is LessonState.SUPERSEDED and before)):
+    elif same is not None and same.state in (LessonState.LEARNED, LessonState.SUPERSEDED):
         await _change(
             connection, policy, same, LessonState.ACTIVE, f"{same.state.value}, and the user asked for it again"
         )

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from clawloop.app.processes.bootstrap import prepare
-from clawloop.core.contracts.lessons import LessonSource
+from clawloop.core.contracts.lessons import LessonSource, LessonState
 from clawloop.core.contracts.serving import Scope
 from clawloop.core.contracts.sessions import TurnResult
 from clawloop.core.contracts.turns import Message, TurnOutcome, TurnRecord
@@ -147,6 +147,36 @@ async def test_a_taste_that_changes_takes_the_place_of_the_lesson_before_and_may
     assert len(bench.judge.asked("relation")) == asked  # the same words need no judge
     assert await taught(bench, python, "instead of 2") == {python: "active", short: "active", script: "superseded"}
     assert await violations(bench.database) == []
+
+
+@pytest.mark.parametrize(
+    ("relation", "states"),
+    [
+        ("same 1", ["superseded", "active"]),  # what took its place says it, and is not learned
+        ("instead of 1", ["active", "superseded"]),
+        ("new", ["active", "learned"]),
+    ],
+)
+async def test_what_a_superseded_lesson_said_is_not_dropped(bench: Bench, relation: str, states: list[str]) -> None:
+    await set_recipe(bench, HINTS)
+    vague, exact = "Keep replies short.", "Keep replies under ten lines."
+    await taught(bench, vague, "new")
+    await taught(bench, exact, "instead of 1")
+    bench.execute("UPDATE lessons SET state = 'learned' WHERE state = 'active'")
+    assert list((await taught(bench, vague, relation)).values()) == states
+    assert await violations(bench.database) == []
+
+
+async def test_a_turn_that_is_judged_again_does_not_bring_its_lesson_back(bench: Bench) -> None:
+    first, *_ = await corrected(bench)
+    store = PostgresLessonStore(bench.database)
+    (lesson,) = (await store.book("default")).lessons
+    await store.add("default", "Write JavaScript.", lesson.id)
+    await rate(bench, (await bench.turn(first.turn_id)).session_id, first, -1.0, None)
+    assert (await store.book("default")).lessons[0].state is LessonState.SUPERSEDED
+    other, *_ = turns = bench.conversation("Multiply two numbers.", SAID, session="other")
+    await rate(bench, await bench.insert(*turns), other, -1.0, None)
+    assert [one.state for one in (await store.book("default")).lessons] == [LessonState.ACTIVE] * 2
 
 
 @pytest.mark.parametrize(("relation", "lessons"), [("same 1", 1), ("same 2", 2), ("no idea", 2), ("instead of 0", 2)])
