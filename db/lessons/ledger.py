@@ -121,7 +121,8 @@ class PostgresLessonStore(PostgresStore):
 
     @transaction
     async def forget(self, connection: AsyncConnection, policy: str, lesson: LessonId) -> Forgotten:
-        await _lock(connection, policy)
+        await require_policy(connection, policy)
+        await lock_policy(connection, policy)  # a retired one has words of its user all the same
         require_change(await _read(connection, policy, lesson), LessonState.ERASED)
         turns = await erase_lessons(connection, policy, [lesson], "forgotten")
         await refresh_work_flag(connection, policy)

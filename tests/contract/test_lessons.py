@@ -32,6 +32,7 @@ from db.invariants import violations
 from db.lessons.ledger import PostgresLessonStore
 from db.serving.directory import PostgresDirectoryStore, ensure_policy
 from db.serving.keys import PostgresKeyStore
+from db.training.operators import PostgresTrainingStore
 from db.training.recipes import ensure_recipe, set_recipe
 from db.turns.insert import PostgresTurnStore
 from tests.contract.conftest import Stores
@@ -323,6 +324,22 @@ async def test_a_lesson_is_erased_with_the_conversation_that_it_came_from(
     stored = await turns.load(elsewhere.turn_id)
     assert stored is not None
     assert stored.record.prompt_ids is None
+    assert await violations(database) == []
+
+
+async def test_a_lesson_of_a_retired_policy_can_be_forgotten_and_none_added(
+    database: Database, store: PostgresLessonStore
+) -> None:
+    await ensure_policy(database, "other", "tiny", [])
+    await ensure_recipe(database, "other", TAUGHT)
+    lesson = await store.add("other", "Gone.")
+    await PostgresTrainingStore(database).retire_policy("other")
+    for refused in (store.add("other", "More."), store.change("other", lesson.id, LessonState.OFF, "turned off")):
+        with pytest.raises(StateConflict, match="retired") as conflict:
+            await refused
+        assert conflict.value.code == "policy_retired"
+    assert await store.forget("other", lesson.id) == Forgotten(0)
+    assert (await store.book("other")).lessons == ()
     assert await violations(database) == []
 
 
