@@ -22,7 +22,6 @@ from clawloop.core.ids import ApiKeyId, EpisodeId, new_api_key_id
 from db.content import storable
 from db.database import PostgresStore, transaction
 from db.tables import ApiKeyRow, PolicyRow, SessionRow, SigningKeyRow, StoredBytesRow
-from db.training.policies import lock_policy
 
 # Keys -----------------------------------------------------------------------------------------------------------------
 # Stores API keys: found by their public prefix, verified by a hash, shown once.
@@ -202,10 +201,31 @@ async def readers_of(connection: AsyncConnection, policy: str) -> list[str]:
     return list((await connection.scalars(_READERS, {"policy": policy, "any": ANY_POLICY})).all())
 
 
+async def require_one_reader(connection: AsyncConnection, policy: str) -> None:
+    """
+    Raises:
+        StateConflict: the policy has lessons for one reader, and several keys may chat with it.
+    """
+    if await connection.scalar(_FOR_ONE_READER, {"named": [policy]}) is None:
+        return
+    if len(readers := await readers_of(connection, policy)) > 1:
+        raise StateConflict(
+            f"Policy {policy!r} would have lessons for one reader, and {len(readers)} keys may chat with it"
+            f" ({', '.join(readers[:3])}, …): who has one could ask for the lessons of another one's user. Revoke the"
+            " others (`clawloop key revoke`), or give it a recipe with lessons.shared = true or lessons.enabled ="
+            " false.",
+            code="lessons_not_shared",
+            field="recipe",
+        )
+
+
 async def _require_no_second_reader(connection: AsyncConnection, policy: str, may_choose: Iterable[str]) -> None:
     named = None if ANY_POLICY in may_choose else [policy, *may_choose]
+    # Locked before they are read: lessons may just be turned on, or a policy like one of them be made.
+    locked = select(PolicyRow.id).where(PolicyRow.retired_at.is_(None)).order_by(PolicyRow.id)
+    locked = locked if named is None else locked.where(PolicyRow.id.in_(named))
+    await connection.execute(locked.with_for_update(key_share=True))
     for taught in (await connection.scalars(_FOR_ONE_READER, {"named": named})).all():
-        await lock_policy(connection, taught)
         if readers := await readers_of(connection, taught):
             raise StateConflict(
                 f"Policy {taught!r} has lessons of the user of {readers[0]}, and who has a second key could ask for"

@@ -27,6 +27,7 @@ from clawloop.core.recipes.recipe import Recipe
 from db.content import exact_json, storable
 from db.database import PostgresStore, transaction
 from db.episodes.rollouts import end_rollouts
+from db.serving.keys import require_one_reader
 from db.serving.publishing import is_served, read_version_for_all, set_active
 from db.tables import ApiKeyRow, PolicyRow, SampleRow, StepRow, StepSampleRow, VersionRow
 from db.training.gate_checks import read_checks
@@ -364,8 +365,9 @@ async def create_policy(
         brought: what it begins from in place of a version.
 
     Raises:
-        StateConflict: there is a policy of this name, a version of it would have the base model's name, or no step of
-            the recipe can start from the version.
+        StateConflict: there is a policy of this name, a version of it would have the base model's name, no step of
+            the recipe can start from the version, or it has lessons for one reader and several keys may choose any
+            policy.
     """
     if like.base_model.startswith(version_name(name, 1, "")[:-1]):
         raise StateConflict(
@@ -391,6 +393,7 @@ async def create_policy(
     if recipe is not None:
         await insert_recipe(connection, recipe)
         await connection.execute(update(PolicyRow).where(PolicyRow.id == name).values(recipe_hash=recipe.hash))
+    await require_one_reader(connection, name)
     if version:
         await _begin_from(connection, name, like, version)
     detail: dict[str, JsonValue] = {"like": like.id, "version": version or None}

@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.core.contracts.lessons import Forgotten, Lesson, LessonState, ShownLesson
 from clawloop.core.contracts.serving import Scope
@@ -33,7 +34,7 @@ from db.lessons.ledger import PostgresLessonStore
 from db.serving.directory import PostgresDirectoryStore, ensure_policy
 from db.serving.keys import PostgresKeyStore
 from db.training.operators import PostgresTrainingStore
-from db.training.recipes import ensure_recipe, set_recipe
+from db.training.recipes import change_recipe, ensure_recipe, set_recipe
 from db.turns.insert import PostgresTurnStore
 from tests.contract.conftest import Stores
 from tests.fakes.lesson_store import FakeLessonStore
@@ -364,6 +365,44 @@ async def test_a_second_reader_is_refused_until_lessons_are_off_or_shared(
     await keys.revoke("-".join(secret.split("-")[:2]))
     await set_recipe(database, "default", TAUGHT)
     assert first.policy == "default"
+
+
+async def test_a_new_policy_has_no_lessons_for_one_reader_where_several_keys_may_choose_it(database: Database) -> None:
+    keys, operators = PostgresKeyStore(database), PostgresTrainingStore(database)
+    await ensure_recipe(database, "default", PLAIN)
+    await keys.create_key("default", {Scope.CHAT}, "first", policies=["*"])
+    await operators.create_policy("mine", "default", TAUGHT)
+    await operators.retire_policy("mine")
+    await keys.create_key("default", {Scope.CHAT}, "second", policies=["*"])
+    with pytest.raises(StateConflict, match="2 keys may chat") as refused:
+        await operators.create_policy("yours", "default", TAUGHT)
+    assert (refused.value.code, refused.value.field) == ("lessons_not_shared", "recipe")
+    await set_recipe(database, "default", Recipe(name="taught", lessons=Lessons(enabled=True, shared=True)))
+    await operators.create_policy("yours", "default", None)
+    with pytest.raises(StateConflict, match="2 keys may chat"):
+        await operators.create_policy("theirs", "default", TAUGHT)
+
+
+async def test_a_second_key_waits_until_lessons_that_are_being_turned_on_are_on(database: Database) -> None:
+    keys = PostgresKeyStore(database)
+    await ensure_recipe(database, "default", PLAIN)
+    await keys.create_key("default", {Scope.CHAT}, "first")
+    changed, go_on = asyncio.Event(), asyncio.Event()
+
+    async def turn_on(connection: AsyncConnection) -> None:
+        await change_recipe(connection, "default", TAUGHT)
+        changed.set()
+        await go_on.wait()
+
+    turning = asyncio.create_task(database.run(turn_on))
+    await changed.wait()
+    second = asyncio.create_task(keys.create_key("default", {Scope.CHAT}, "second"))
+    done, _ = await asyncio.wait([second], timeout=0.5)
+    go_on.set()
+    await turning
+    assert not done
+    with pytest.raises(StateConflict, match=r"lessons\.shared = true"):
+        await second
 
 
 async def test_lessons_are_encrypted_and_found_again(encrypted_stores: Stores, postgres_url: str) -> None:
