@@ -36,7 +36,7 @@ from db.content import content_of
 from db.database import PostgresStore, transaction
 from db.encryption.columns import opened
 from db.lessons.yardstick import forget_replies, read_practised_in, read_scores
-from db.tables import LessonRow, PolicyRow
+from db.tables import LessonRow, PolicyRow, VersionRow
 from db.training.policies import insert_event, lock_policy, notify_directory, read_parents, require_policy
 from db.training.samples import end_samples
 from db.training.work_flag import refresh_work_flag
@@ -332,10 +332,13 @@ async def _read_learned_in(connection: AsyncConnection, policy: str) -> dict[Les
     head = await connection.scalar(select(PolicyRow.head).where(PolicyRow.id == policy)) or 0
     parents = await read_parents(connection, policy)
     path = sorted(path_to_base(head, parents))
+    with_files = select(VersionRow.n).where(VersionRow.policy == policy, VersionRow.removed_at.is_(None))
+    kept = set(await connection.scalars(with_files))
     found = {}
     for lesson, learned in (await read_practised_in(connection, policy, corrected=True)).items():
         if (first := min(learned.intersection(path), default=None)) is not None:
-            found[lesson] = LearnedIn(tuple(version for version in path if version >= first), parents[first])
+            before = max((version for version in path if version < first and version in kept), default=0)
+            found[lesson] = LearnedIn(tuple(version for version in path if version >= first), before)
     return found
 
 

@@ -391,6 +391,24 @@ async def test_forgetting_a_learned_lesson_says_which_versions_hold_it(retiring:
     assert {one.invariant for one in await violations(retiring.bench.database)} == {"an erased lesson is in no prompt"}
 
 
+async def test_the_roll_back_that_is_offered_goes_to_a_version_that_has_files(retiring: Gym) -> None:
+    await learned(retiring)
+    polite = await retiring.lessons.add("default", POLITE)
+    await ask(retiring, 16, session="later")
+    await learn(retiring, 3, 0.9)
+    operations = LessonOperations(retiring.lessons)
+    offered = []
+    for removed in (None, 2, 1):
+        retiring.bench.execute("UPDATE versions SET removed_at = now() WHERE n = %s", removed)
+        view = next(one for one in (await operations.list("default")).lessons if one.id == polite.id)
+        assert view.versions == (3,)
+        offered.append(view.roll_back_to)
+    assert offered == [2, 1, 0]
+    retiring.bench.execute("UPDATE versions SET removed_at = NULL WHERE n = 1")
+    assert (await operations.forget("default", str(polite.id))).roll_back_to == 1
+    await PostgresTrainingStore(retiring.bench.database).roll_back("default", 1)  # not refused
+
+
 async def test_an_erased_request_takes_the_reply_that_measured_by_it_along(retiring: Gym) -> None:
     await learn(retiring, 1, 0.1)
     [source] = {one.source.turn_id for one in retiring.engine.asked[:1]}

@@ -426,7 +426,7 @@ class LessonLearned(View):
     Args:
         versions: those that learned from samples which a lesson taught, or came after one that did: what they learned
             stays when it is forgotten.
-        roll_back_to: the version before these; None: there are none.
+        roll_back_to: the newest version before these whose files are kept, or the base model; None: there are none.
     """
 
     versions: Sequence[int]

@@ -81,7 +81,7 @@ class LearnedIn(NamedTuple):
 
     Args:
         versions: those on the head's path that learned from samples which it taught, and what followed from them.
-        before: the version before the first of these; None: no version has it.
+        before: the newest version before these that still has files; 0: the base model; None: no version has it.
     """
 
     versions: tuple[int, ...] = ()
