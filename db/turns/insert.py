@@ -111,6 +111,8 @@ async def insert_rows(raw: Raw, entries: Sequence[Entry]) -> None:
         record = entry.prepared.record
         size = content_bytes(columns) + new_tools.pop(entry.prepared.conversation.tools_sha256 or b"", 0)
         size += sum(len(file.content) for turn_id, file in added if turn_id == record.turn_id)
+        if record.kind is TurnKind.PRACTICE:  # its key asked for nothing
+            size = 0
         columns["stored_bytes"] = size
         sizes[record.api_key_id] += size
     prefixes = [row for entry in entries for row in _prefixes(entry)]

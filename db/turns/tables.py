@@ -156,7 +156,7 @@ class TurnRow(Base):
     response_ids: Mapped[bytes | None]
     logprobs: Mapped[bytes | None]
     sampling: Mapped[Any] = mapped_column(ExactJson)
-    stored_bytes: Mapped[int] = mapped_column(BigInteger)  # as inserted; 0 once it is erased
+    stored_bytes: Mapped[int] = mapped_column(BigInteger)  # as inserted; 0 once it is erased, and of practice
     finish_reason: Mapped[str | None]
     ends_session: Mapped[bool]
     started_at: Mapped[datetime]

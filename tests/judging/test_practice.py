@@ -525,6 +525,16 @@ async def test_a_lesson_that_goes_while_a_step_has_its_samples_is_not_taught_by_
     assert await violations(gym.bench.database) == []
 
 
+async def test_practice_takes_nothing_of_what_a_key_may_store(gym: Gym) -> None:
+    await gym.bench.insert(*gym.bench.conversation("one", "two"))
+    stored = "SELECT coalesce(sum(bytes), 0)::int AS bytes FROM stored_bytes"
+    before = gym.bench.rows(stored)
+    await gym.practise()
+    assert len(gym.samples()) == 2
+    assert gym.bench.rows(stored) == before
+    assert gym.bench.rows("SELECT DISTINCT stored_bytes FROM turns WHERE kind = 'practice'") == [{"stored_bytes": 0}]
+
+
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("beside", [True, False])
 async def test_an_erased_request_takes_its_practice_along(gym: Gym, whole: bool, beside: bool) -> None:
