@@ -28,6 +28,7 @@ from db.content import exact_json
 from db.database import PostgresStore, transaction
 from db.encryption.columns import opened
 from db.lessons.ledger import erase_lessons, lessons_from
+from db.lessons.yardstick import forget_replies
 from db.tables import SessionRow, ToolListRow, TurnRow
 from db.training.policies import insert_event, lock_policy
 from db.training.samples import end_samples
@@ -128,7 +129,6 @@ _STRIP = tuple(
             WHERE (advantages IS NOT NULL OR moves IS NOT NULL)
                 AND sample_id IN (SELECT id FROM samples WHERE turn_id = ANY(:turns))""",
         f"UPDATE samples SET reason = '{WHY}' WHERE state = 'superseded' AND turn_id = ANY(:turns)",
-        "UPDATE yardstick SET prompts = NULL, why = 'erased' WHERE turn_id = ANY(:turns)",
     )
 )
 _WAITING = f"""
@@ -306,6 +306,7 @@ async def _strip(connection: AsyncConnection, policy: str, session: SessionId, t
     await connection.execute(_STRIP_TURNS, {**BARE_TURN, "turns": list(turns)})
     for statement in _STRIP:
         await connection.execute(statement, which)
+    await forget_replies(connection, turns)
     waiting = (await connection.execute(_WAITING_SAMPLES, which)).all()
     reasons = {SampleId(sample.id): WHY if sample.own else WHY_BEFORE for sample in waiting}
     await end_samples(connection, reasons, SampleState.EXPIRED, TurnOutcome.EXPIRED)

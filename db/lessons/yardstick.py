@@ -33,6 +33,7 @@ _KEPT = text("""
     WHERE l.policy = :policy AND l.state IN ('active', 'learned') AND y.prompts IS NOT NULL
     ORDER BY y.lesson_id, y.source_turn_id
 """)
+_FORGET_REPLIES = text(f"UPDATE yardstick SET prompts = NULL, why = '{_ERASED}' WHERE turn_id = ANY(:turns)")
 _PRACTISED_IN = text("""
     SELECT DISTINCT l.id AS lesson, m.step FROM practice p JOIN samples s ON s.turn_id = p.turn_id
         JOIN step_samples m ON m.sample_id = s.id AND m.dropped IS NULL
@@ -97,8 +98,7 @@ async def keep_reply(connection: AsyncConnection, practice: Practice, result: Pr
 async def forget_replies(connection: AsyncConnection, turns: Collection[UUID]) -> None:
     """Erase what the yardstick keeps of these turns beside them, but the scores that they had: no later version is
     measured by them."""
-    of_turns = update(YardstickRow).where(YardstickRow.turn_id.in_(turns))
-    await connection.execute(of_turns.values(prompts=None, why=_ERASED))
+    await connection.execute(_FORGET_REPLIES, {"turns": list(turns)})
 
 
 # Scored in each step --------------------------------------------------------------------------------------------------

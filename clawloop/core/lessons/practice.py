@@ -94,12 +94,13 @@ def request_again(source: TurnRecord) -> dict[str, Any]:
 def taught_by(reply: PractisedReply, lessons: tuple[ShownLesson, ...]) -> TurnRecord:
     """The practised turn as it would be if its prompt had held these lessons; what renders it gives the teacher's
     prompt."""
-    return _with(reply, lessons)
+    own = {DEFAULT_SYSTEM: reply.default_system} if reply.default_system else {}
+    return replace(reply.record, lessons=lessons, sampling={**reply.record.sampling, **own})
 
 
 def control_of(reply: PractisedReply, lessons: tuple[ShownLesson, ...]) -> TurnRecord:
     """Likewise with a sentence that says nothing in place of the lessons."""
-    return _with(reply, (ShownLesson(lessons[0].id, CONTROL_HINT),))
+    return taught_by(reply, (ShownLesson(lessons[0].id, CONTROL_HINT),))
 
 
 def without_lesson(record: TurnRecord, lesson: LessonId) -> TurnRecord:
@@ -110,8 +111,3 @@ def without_lesson(record: TurnRecord, lesson: LessonId) -> TurnRecord:
 def places_of(taught: PromptChange, control: PromptChange | None) -> dict[int, PromptChange]:
     """The prompts of a practice sample by their places, as those of a hint and its control."""
     return {0: taught} if control is None else {0: taught, CONTROL: control}
-
-
-def _with(reply: PractisedReply, lessons: tuple[ShownLesson, ...]) -> TurnRecord:
-    own = {DEFAULT_SYSTEM: reply.default_system} if reply.default_system else {}
-    return replace(reply.record, lessons=lessons, sampling={**reply.record.sampling, **own})
