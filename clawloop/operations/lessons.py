@@ -25,8 +25,8 @@ def warnings(listed: LessonList) -> list[str]:
     if listed.left_out:
         are = "lesson does" if listed.left_out == 1 else "lessons do"
         found.append(
-            f"{listed.left_out} active {are} not fit into a prompt, the oldest: turn off or forget what is old, or"
-            f" raise lessons.max_tokens of the recipe ({listed.max_tokens} tokens; {MOST_SHOWN} lessons at most)."
+            f"{listed.left_out} active {are} not fit into a prompt beside newer ones: turn off or forget what is old,"
+            f" or raise lessons.max_tokens of the recipe ({listed.max_tokens} tokens; {MOST_SHOWN} lessons at most)."
         )
     if len(listed.lessons) >= MOST_LESSONS:
         found.append(f"There are {MOST_LESSONS} lessons, as many as there can be: corrections make none. Forget some.")

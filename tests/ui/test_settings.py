@@ -689,7 +689,7 @@ async def test_of_a_hundred_lessons_the_newest_fit_and_the_page_says_what_to_do(
     assert sum(map(tokens_of, shown)) <= 100
     async with page.visitor() as visitor:
         text = html.unescape(await visitor.get("/ui/lessons"))
-        assert f"{listed.left_out} active lessons do not fit into a prompt, the oldest: turn off" in text
+        assert f"{listed.left_out} active lessons do not fit into a prompt beside newer ones: turn off" in text
         assert text.count("active, and does not fit") == listed.left_out
         assert "There are 100 lessons, as many as there can be" in text
         refused = await visitor.post("/ui/lessons", text="One more.")

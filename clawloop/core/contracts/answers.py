@@ -483,7 +483,7 @@ class LessonList(View):
     Args:
         enabled: the recipe has prompts hold lessons.
         max_tokens: of all lessons in a prompt.
-        left_out: active lessons that do not fit into it: the oldest.
+        left_out: active lessons that do not fit into it beside newer ones.
     """
 
     policy: str

@@ -82,7 +82,7 @@ def tokens_of(text: str) -> int:
 
 
 def fitting(lessons: Iterable[Lesson], max_tokens: int) -> list[Lesson]:
-    """The active lessons that a new prompt holds, oldest first; if not all fit, the newest.
+    """The active lessons that a new prompt holds, oldest first; if not all fit, the newest of those that do.
 
     Args:
         max_tokens: of all of them together.
@@ -90,11 +90,10 @@ def fitting(lessons: Iterable[Lesson], max_tokens: int) -> list[Lesson]:
     active = sorted((lesson for lesson in lessons if lesson.state is LessonState.ACTIVE), key=lambda one: one.id)
     chosen: list[Lesson] = []
     left = max_tokens
-    for lesson in reversed(active[-MOST_SHOWN:]):
-        left -= tokens_of(lesson.text)
-        if left < 0:
-            break
-        chosen.append(lesson)
+    for lesson in reversed(active):
+        if (tokens := tokens_of(lesson.text)) <= left and len(chosen) < MOST_SHOWN:
+            left -= tokens
+            chosen.append(lesson)
     return chosen[::-1]
 
 

@@ -114,6 +114,11 @@ def test_the_newest_active_lessons_that_fit_are_shown_oldest_first() -> None:
     assert fitting([new, old, off, middle], each - 1) == []
 
 
+def test_a_lesson_that_is_too_long_keeps_no_older_one_out() -> None:
+    old, long, new = lesson("a" * 30), lesson("b" * 300), lesson("c" * 30)
+    assert fitting([old, long, new], 2 * tokens_of("a" * 30)) == [old, new]
+
+
 def test_a_thousand_lessons_are_bounded() -> None:
     shown = fitting([lesson(f"Lesson {n}.") for n in range(1000)], 4000)
     assert [each.text for each in shown] == [f"Lesson {n}." for n in range(1000 - MOST_SHOWN, 1000)]
