@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from pydantic import JsonValue
 from sqlalchemy import ScalarSelect, func, insert, or_, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -282,8 +283,7 @@ async def erase_lessons(connection: AsyncConnection, policy: str, lessons: Seque
     for statement in _FORGET_PRACTICE:
         await connection.execute(statement, {"lessons": list(lessons)})
     for lesson in lessons:
-        await insert_event(connection, policy, "lesson_erased", lesson=str(lesson), why=why, turns=len(held))
-    await notify_directory(connection, policy)
+        await _tell(connection, policy, lesson, LessonState.ERASED, why, turns=len(held))
     return len(held)
 
 
@@ -376,8 +376,7 @@ async def _insert(
         "since_version": _active(policy),
     }
     await connection.execute(insert(LessonRow).values(row))
-    await insert_event(connection, policy, "lesson_active", lesson=str(lesson), why=why)
-    await notify_directory(connection, policy)
+    await _tell(connection, policy, lesson, LessonState.ACTIVE, why)
     return lesson
 
 
@@ -404,7 +403,16 @@ async def _change(
     if to is not LessonState.ACTIVE:
         await _expire_practice(connection, [lesson.id], f"its lesson is {to.value}")
         await refresh_work_flag(connection, policy)
-    await insert_event(connection, policy, f"lesson_{to.value}", lesson=str(lesson.id), why=why)
+    await _tell(connection, policy, lesson.id, to, why)
+
+
+async def _tell(
+    connection: AsyncConnection, policy: str, lesson: LessonId, state: LessonState, why: str, **detail: JsonValue
+) -> None:
+    """Record a lesson's new state with the version that answers, and have gateways read the lessons again."""
+    active = await connection.scalar(select(PolicyRow.active).where(PolicyRow.id == policy))
+    kind = f"lesson_{state.value}"
+    await insert_event(connection, policy, kind, lesson=str(lesson), version=active, why=why, **detail)
     await notify_directory(connection, policy)
 
 

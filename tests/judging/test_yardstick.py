@@ -202,8 +202,8 @@ async def test_a_lesson_leaves_the_prompt_after_two_versions_that_say_the_same_w
     assert lesson.why == "learned: versions 1 and 2 lack 10% and 15% of its effect in version 0"
     book = await retiring.lessons.book("default")
     assert book.shown == []
-    events = retiring.bench.rows("SELECT detail->>'why' AS why FROM events WHERE kind = 'lesson_learned'")
-    assert events == [{"why": lesson.why}]
+    events = retiring.bench.rows("SELECT detail FROM events WHERE kind = 'lesson_learned'")
+    assert [row["detail"] for row in events] == [{"lesson": str(lesson.id), "version": 2, "why": lesson.why}]
     [view] = (await LessonOperations(retiring.lessons).list("default")).lessons
     assert (view.in_prompt, view.since_version) == (False, 1)
     assert view.yardstick is not None
