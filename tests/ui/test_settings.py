@@ -696,6 +696,11 @@ async def test_of_a_hundred_lessons_the_newest_fit_and_the_page_says_what_to_do(
         assert (refused.status_code, "can have no more" in refused.text) == (409, True)
     told = await asyncio.to_thread(clawloop, "lesson", "list", DATABASE_URL=page.database_url)
     assert f"{listed.left_out} active lessons do not fit" in " ".join(told.stdout.split())
+    again = await asyncio.to_thread(
+        clawloop, "lesson", "add", "Leave out the word number 1.", DATABASE_URL=page.database_url
+    )
+    assert f"{listed.left_out} active lessons do not fit" in " ".join(again.stdout.split())
+    assert "Lessons are off" not in again.stdout
 
 
 async def test_a_learned_lesson_says_since_when_and_is_turned_on_by_hand(page: Page) -> None:

@@ -12,7 +12,7 @@ from clawloop.app.cli.terminal import AsJson, Data, Policy, age, show_json, show
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from clawloop.core.contracts.answers import LessonForgotten, LessonView
+    from clawloop.core.contracts.answers import LessonForgotten, LessonList, LessonView
     from clawloop.operations.lessons import LessonOperations
 
 lesson_app = typer.Typer(no_args_is_help=True, help="Lessons: sentences that a policy's prompts hold.")
@@ -49,15 +49,18 @@ def add_lesson(
     as_json: AsJson = False,
 ) -> None:
     """Add a lesson; new sessions get it."""
-    from clawloop.operations.lessons import NOT_SHOWN
+    from clawloop.operations.lessons import warnings
 
-    added = _with_lessons(data, policy, lambda lessons, name: lessons.add(name, text, instead_of))
+    async def add(lessons: LessonOperations, name: str) -> tuple[LessonView, LessonList]:
+        return await lessons.add(name, text, instead_of), await lessons.list(name)
+
+    added, listed = _with_lessons(data, policy, add)
     if as_json:
         show_json(added)
         return
     typer.echo(f"lesson {added.short_id} is {added.state.value}")
-    if not added.in_prompt:
-        typer.echo(NOT_SHOWN)
+    for warning in warnings(listed):
+        typer.echo(warning)
 
 
 @lesson_app.command("off")
