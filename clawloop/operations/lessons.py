@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 from clawloop.core.contracts.answers import LessonForgotten, LessonList, LessonView, YardstickView
-from clawloop.core.contracts.lessons import Forgotten, Lesson, LessonState, Yardstick
+from clawloop.core.contracts.lessons import IN_FORCE, Forgotten, Lesson, LessonState, Yardstick
 from clawloop.core.errors import AmbiguousId, NotFound
 from clawloop.core.ids import LessonId, ids_beginning, short_form
 from clawloop.core.lessons.ledger import MOST_LESSONS, MOST_SHOWN, LessonBook
@@ -28,8 +29,11 @@ def warnings(listed: LessonList) -> list[str]:
             f"{listed.left_out} active {are} not fit into a prompt beside newer ones: turn off or forget what is old,"
             f" or raise lessons.max_tokens of the recipe ({listed.max_tokens} tokens; {MOST_SHOWN} lessons at most)."
         )
-    if len(listed.lessons) >= MOST_LESSONS:
-        found.append(f"There are {MOST_LESSONS} lessons, as many as there can be: corrections make none. Forget some.")
+    if sum(lesson.state in IN_FORCE for lesson in listed.lessons) >= MOST_LESSONS:
+        found.append(
+            f"There are {MOST_LESSONS} active and learned lessons, as many as there can be: corrections make none."
+            " Turn some off, or forget them."
+        )
     return found
 
 
@@ -38,7 +42,7 @@ class LessonStore(Protocol):
     lesson."""
 
     async def book(self, policy: str) -> LessonBook:
-        """The policy's lessons, without those that were erased."""
+        """The policy's lessons, without those that were erased; of those that are not in force the newest."""
 
     async def add(self, policy: str, written: str, instead_of: LessonId | None = None) -> Lesson:
         """An active lesson with these words: the one that is there, or a new one.
@@ -48,14 +52,14 @@ class LessonStore(Protocol):
 
         Raises:
             ValueRejected: this is no lesson.
-            StateConflict: the policy can have no more, or `instead_of` cannot be superseded.
+            StateConflict: the policy can have no more in force, or `instead_of` cannot be superseded.
         """
 
     async def change(self, policy: str, lesson: LessonId, to: LessonState, why: str) -> Lesson:
         """The lesson in another state; as it is if it has that state.
 
         Raises:
-            StateConflict: it cannot have this state.
+            StateConflict: it cannot have this state, or the policy no more in force.
         """
 
     async def forget(self, policy: str, lesson: LessonId) -> Forgotten:
@@ -71,7 +75,7 @@ class LessonOperations:
         self._store = store
 
     async def list(self, policy: str) -> LessonList:
-        """All lessons that are not erased, oldest first."""
+        """The lessons that are not erased, oldest first; of those that are not in force the newest."""
         return _listed(policy, await self._store.book(policy))
 
     async def add(self, policy: str, written: str, instead_of: str | None = None) -> LessonView:
@@ -131,8 +135,10 @@ class LessonOperations:
         return found[0]
 
     async def _view(self, policy: str, lesson: Lesson) -> LessonView:
-        listed = _listed(policy, await self._store.book(policy))
-        return next(view for view in listed.lessons if view.id == lesson.id)
+        book = await self._store.book(policy)
+        if all(one.id != lesson.id for one in book.lessons):  # it is older than those that are listed
+            book = replace(book, lessons=(lesson, *book.lessons))
+        return next(view for view in _listed(policy, book).lessons if view.id == lesson.id)
 
 
 def _listed(policy: str, book: LessonBook) -> LessonList:

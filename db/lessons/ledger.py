@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.core.algorithms.rewards import path_to_base
 from clawloop.core.contracts.lessons import (
+    IN_FORCE,
     NOWHERE,
     Correction,
     Finding,
@@ -29,7 +30,15 @@ from clawloop.core.contracts.training import SampleState
 from clawloop.core.contracts.turns import TurnKind, TurnOutcome
 from clawloop.core.errors import ContentUnreadable, EncryptionKeyMissing, NotFound, StateConflict
 from clawloop.core.ids import LessonId, SampleId, TurnId, new_lesson_id
-from clawloop.core.lessons.ledger import MOST_LESSONS, MOST_SHOWN, LessonBook, digest_of, read_lesson, require_change
+from clawloop.core.lessons.ledger import (
+    MOST_LESSONS,
+    MOST_LISTED,
+    MOST_SHOWN,
+    LessonBook,
+    digest_of,
+    read_lesson,
+    require_change,
+)
 from clawloop.core.lessons.yardstick import read_yardstick, why_grown, why_learned
 from clawloop.core.recipes.lessons import Lessons
 from clawloop.core.samples.decision import LESSON_ERASED, PREFIX
@@ -47,6 +56,13 @@ _SETTINGS = text("""
     WHERE p.retired_at IS NULL AND (CAST(:policy AS text) IS NULL OR p.id = :policy)
         AND (r.content->'lessons'->>'enabled' = 'true' OR CAST(:policy AS text) IS NOT NULL)
     ORDER BY p.id
+""")
+_LISTED = text(f"""
+    SELECT * FROM (
+        SELECT l.*, row_number() OVER (
+            PARTITION BY l.policy ORDER BY l.state IN ('active', 'learned') DESC, l.id DESC) AS place
+        FROM lessons l WHERE l.policy = ANY(:policies) AND l.state <> 'erased') placed
+    WHERE place <= {MOST_LISTED} ORDER BY id
 """)
 _SHOWN = text("""
     SELECT l.id, source.session_id,
@@ -102,11 +118,11 @@ class PostgresLessonStore(PostgresStore):
         if same is not None and before is not None and same.id == before.id:
             return same  # nothing was changed but spelling
         if same is None:
-            added = await _insert(connection, policy, said, LessonSource.TYPED, "typed")
+            added = await _insert(connection, policy, said, LessonSource.TYPED, "typed", in_place_of=before)
         elif same.state is LessonState.ACTIVE:
             added = same.id
         else:
-            await _change(connection, policy, same, LessonState.ACTIVE, "typed again")
+            await _change(connection, policy, same, LessonState.ACTIVE, "typed again", in_place_of=before)
             added = same.id
         if before is not None:
             await _change(connection, policy, before, LessonState.SUPERSEDED, "replaced by another lesson", added)
@@ -137,8 +153,7 @@ async def read_book(connection: AsyncConnection, policy: str) -> LessonBook:
     """The lessons of a policy that exists, and how its recipe shows them."""
     settings = (await connection.execute(_SETTINGS, {"policy": policy})).one_or_none()
     found = {row.id: row for row in await connection.execute(_SHOWN, {"policy": policy})}
-    kept = select(LessonRow.__table__).where(LessonRow.policy == policy, LessonRow.state != LessonState.ERASED)
-    rows = opened(connection, await connection.execute(kept.order_by(LessonRow.id)), lessons="id")
+    rows = opened(connection, await connection.execute(_LISTED, {"policies": [policy]}), lessons="id")
     active = await connection.scalar(select(PolicyRow.active).where(PolicyRow.id == policy)) or 0
     path = path_to_base(active, await read_parents(connection, policy))
     measured = await _read_yardsticks(connection, policy, path, known := [_lesson(row) for row in rows])
@@ -166,11 +181,8 @@ async def read_policy_lessons(connection: AsyncConnection) -> dict[str, PolicyLe
     settings = {row.id: _settings(row.lessons) for row in rows}
     if not settings:
         return {}
-    kept = select(LessonRow.__table__).where(
-        LessonRow.policy.in_(settings), LessonRow.state.in_(set(LessonState) - {LessonState.ERASED})
-    )
     lessons: dict[str, list[Lesson]] = {policy: [] for policy in settings}
-    for row in opened(connection, await connection.execute(kept.order_by(LessonRow.id)), lessons="id"):
+    for row in opened(connection, await connection.execute(_LISTED, {"policies": list(settings)}), lessons="id"):
         with suppress(ContentUnreadable, EncryptionKeyMissing):
             lessons[row.policy].append(_lesson(row))
     found = {}
@@ -182,8 +194,7 @@ async def read_policy_lessons(connection: AsyncConnection) -> dict[str, PolicyLe
 
 async def read_lessons_in_force(connection: AsyncConnection, policy: str) -> list[ShownLesson]:
     """The newest lessons that are active or learned, at most as many as a prompt may hold, oldest first."""
-    states = [LessonState.ACTIVE, LessonState.LEARNED]
-    kept = select(LessonRow.__table__).where(LessonRow.policy == policy, LessonRow.state.in_(states))
+    kept = select(LessonRow.__table__).where(LessonRow.policy == policy, LessonRow.state.in_(IN_FORCE))
     newest = await connection.execute(kept.order_by(LessonRow.id.desc()).limit(MOST_SHOWN))
     return [ShownLesson(LessonId(row.id), row.text) for row in opened(connection, newest, lessons="id")][::-1]
 
@@ -191,8 +202,8 @@ async def read_lessons_in_force(connection: AsyncConnection, policy: str) -> lis
 async def add_correction(
     connection: AsyncConnection, policy: str, correction: Correction, turn_id: TurnId, shown_by: TurnId | None
 ) -> None:
-    """Make a lesson of a correction, unless one that says the same is there in any state, or the policy has as many as
-    it can have. The policy must be locked.
+    """Make a lesson of a correction, unless one that says the same is there in any state, or the policy has as many in
+    force as it can have. The policy must be locked.
 
     A learned lesson that says the same is active again: what was learned does not hold. So is one that was superseded:
     the user changed back. A turn that is judged again brings no lesson back, neither its own nor a forgotten one.
@@ -210,17 +221,20 @@ async def add_correction(
     if correction.repeats is not None and (same is None or same.state is LessonState.SUPERSEDED):
         same = await _read(connection, policy, correction.repeats)
     before = None if correction.replaces is None else await _read(connection, policy, correction.replaces)
-    if same is None and not await _is_full(connection, policy):
+    is_full = await _is_full(connection, policy, in_place_of=before)
+    if same is None and not is_full:
         why = "taken from a hint" if correction.source is LessonSource.HINT else "taken from the user's own words"
-        newer = await _insert(connection, policy, correction.text, correction.source, why, (turn_id, shown_by))
-    elif same is not None and same.state in (LessonState.LEARNED, LessonState.SUPERSEDED):
-        await _change(
-            connection, policy, same, LessonState.ACTIVE, f"{same.state.value}, and the user asked for it again"
-        )
+        taken_from = (turn_id, shown_by)
+        newer = await _insert(connection, policy, correction.text, correction.source, why, taken_from, before)
+    elif same is not None and (
+        same.state is LessonState.LEARNED or (same.state is LessonState.SUPERSEDED and not is_full)
+    ):
+        why = f"{same.state.value}, and the user asked for it again"
+        await _change(connection, policy, same, LessonState.ACTIVE, why, in_place_of=before)
         newer = same.id
     else:
         return
-    if before is not None and before.state in (LessonState.ACTIVE, LessonState.LEARNED):
+    if before is not None and before.state in IN_FORCE:
         why = "the judge found that a newer correction takes its place"
         await _change(connection, policy, before, LessonState.SUPERSEDED, why, newer)
 
@@ -231,8 +245,7 @@ async def follow_version(connection: AsyncConnection, policy: str, active: int) 
     Args:
         active: the version that answers from now on; the policy must be locked.
     """
-    states = [LessonState.ACTIVE, LessonState.LEARNED]
-    kept = select(LessonRow.__table__).where(LessonRow.policy == policy, LessonRow.state.in_(states))
+    kept = select(LessonRow.__table__).where(LessonRow.policy == policy, LessonRow.state.in_(IN_FORCE))
     rows = (await connection.execute(kept.order_by(LessonRow.id))).all()
     if not rows:
         return
@@ -342,9 +355,25 @@ async def _read_learned_in(connection: AsyncConnection, policy: str) -> dict[Les
     return found
 
 
-async def _is_full(connection: AsyncConnection, policy: str) -> bool:
-    kept = select(func.count()).where(LessonRow.policy == policy, LessonRow.state != LessonState.ERASED)
-    return (await connection.scalar(kept) or 0) >= MOST_LESSONS
+async def _is_full(connection: AsyncConnection, policy: str, *, in_place_of: Lesson | None) -> bool:
+    """True if the policy can have no more lessons in force.
+
+    Args:
+        in_place_of: the lesson that another one is to take the place of.
+    """
+    in_force = select(func.count()).where(LessonRow.policy == policy, LessonRow.state.in_(IN_FORCE))
+    leaves = in_place_of is not None and in_place_of.state in IN_FORCE
+    return (await connection.scalar(in_force) or 0) - leaves >= MOST_LESSONS
+
+
+async def _require_room(connection: AsyncConnection, policy: str, field: str, *, in_place_of: Lesson | None) -> None:
+    if await _is_full(connection, policy, in_place_of=in_place_of):
+        raise StateConflict(
+            f"Policy {policy!r} has {MOST_LESSONS} active and learned lessons and can have no more: turn some off with"
+            " `clawloop lesson off`, or forget them.",
+            code="too_many_lessons",
+            field=field,
+        )
 
 
 async def _insert(
@@ -354,14 +383,9 @@ async def _insert(
     source: LessonSource,
     why: str,
     taken_from: tuple[TurnId | None, TurnId | None] = (None, None),
+    in_place_of: Lesson | None = None,
 ) -> LessonId:
-    if await _is_full(connection, policy):
-        raise StateConflict(
-            f"Policy {policy!r} has {MOST_LESSONS} lessons and can have no more: forget some with"
-            " `clawloop lesson forget`.",
-            code="too_many_lessons",
-            field="text",
-        )
+    await _require_room(connection, policy, "text", in_place_of=in_place_of)
     lesson, content = new_lesson_id(), content_of(connection)
     row: dict[str, Any] = {
         "id": lesson,
@@ -388,15 +412,19 @@ async def _change(
     why: str,
     superseded_by: LessonId | None = None,
     since: int | None = None,
+    in_place_of: Lesson | None = None,
 ) -> None:
     """
     Args:
         since: the version since which a lesson is learned; of one that is not, the newest version that says nothing
             against it; None: the active version.
+        in_place_of: the lesson that it is to take the place of.
     """
     if lesson.state is to:
         return
     require_change(lesson, to)
+    if to is LessonState.ACTIVE and lesson.state not in IN_FORCE:
+        await _require_room(connection, policy, "lesson", in_place_of=in_place_of)
     changed = update(LessonRow).where(LessonRow.id == lesson.id)
     values = {"state": to, "why": why, "superseded_by": superseded_by, "changed_at": func.now()}
     await connection.execute(changed.values(values | {"since_version": _active(policy) if since is None else since}))

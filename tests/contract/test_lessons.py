@@ -24,7 +24,7 @@ from clawloop.core.contracts.turns import (
 )
 from clawloop.core.errors import NotFound, RecipeRejected, StateConflict, ValueRejected
 from clawloop.core.ids import LessonId, new_lesson_id
-from clawloop.core.lessons.ledger import MOST_LESSONS, MOST_SHOWN, tokens_of
+from clawloop.core.lessons.ledger import MOST_LESSONS, MOST_LISTED, MOST_SHOWN, tokens_of
 from clawloop.core.recipes.lessons import Lessons
 from clawloop.core.recipes.recipe import Recipe
 from db.database import Database
@@ -140,6 +140,36 @@ async def test_a_policy_can_have_so_many_lessons(taught: Taught) -> None:
     assert (full.value.code, full.value.field) == ("too_many_lessons", "text")
     await taught.lessons.add("default", "Lesson number 1.")  # it is there
     assert len(await taught.texts()) == MOST_LESSONS
+
+
+async def test_a_lesson_that_is_superseded_or_off_leaves_room_for_another(taught: Taught) -> None:
+    first, second, third, *_ = [
+        await taught.lessons.add("default", f"Lesson number {number}.") for number in range(MOST_LESSONS)
+    ]
+    await taught.lessons.add("default", "In place of the first.", first.id)  # as many as before
+    await taught.lessons.change("default", second.id, LessonState.OFF, "turned off")
+    await taught.lessons.add("default", "One more.")
+    for again in (
+        partial(taught.lessons.add, "default", first.text),
+        partial(taught.lessons.change, "default", second.id, LessonState.ACTIVE, "turned on"),
+    ):
+        with pytest.raises(StateConflict) as full:
+            await again()
+        assert (full.value.code, full.value.field) == ("too_many_lessons", "lesson")
+    back = await taught.lessons.add("default", first.text, third.id)
+    assert (back.id, back.state) == (first.id, LessonState.ACTIVE)
+
+
+async def test_of_lessons_that_are_not_in_force_the_newest_are_listed(taught: Taught) -> None:
+    old, newest = [await taught.lessons.add("default", text) for text in ("The first.", "And another.")]
+    for number in range(MOST_LISTED):
+        newest = await taught.lessons.add("default", f"Lesson number {number}.", newest.id)
+    listed = (await taught.lessons.book("default")).lessons
+    assert len(listed) == MOST_LISTED
+    assert [listed[0].id, listed[-1].id] == [old.id, newest.id]
+    await taught.lessons.change("default", old.id, LessonState.OFF, "turned off")
+    assert old.id not in [one.id for one in (await taught.lessons.book("default")).lessons]
+    assert (await taught.lessons.add("default", "The first.")).id == old.id  # it is kept all the same
 
 
 async def test_what_is_no_lesson_changes_nothing(taught: Taught) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from clawloop.core.contracts.lessons import Forgotten, Lesson, LessonSource, LessonState
+from clawloop.core.contracts.lessons import IN_FORCE, Forgotten, Lesson, LessonSource, LessonState
 from clawloop.core.errors import NotFound, StateConflict
 from clawloop.core.ids import LessonId, new_lesson_id
-from clawloop.core.lessons.ledger import MOST_LESSONS, LessonBook, digest_of, read_lesson, require_change
+from clawloop.core.lessons.ledger import MOST_LESSONS, MOST_LISTED, LessonBook, digest_of, read_lesson, require_change
 from clawloop.core.recipes.lessons import Lessons
 from tests.fakes.turn_store import FakeTurnStore
 
@@ -27,43 +27,58 @@ class FakeLessonStore:
 
     async def book(self, policy: str) -> LessonBook:
         _require(policy)
-        kept = [replace(one, turns=self._turns.turns_with(one.id)) for one in self._lessons.values()]
-        return LessonBook(self.settings, tuple(one for one in kept if one.state is not LessonState.ERASED))
+        listed = sorted(self._kept(), key=lambda one: (one.state in IN_FORCE, one.id))[-MOST_LISTED:]
+        lessons = [replace(one, turns=self._turns.turns_with(one.id)) for one in listed]
+        return LessonBook(self.settings, tuple(sorted(lessons, key=lambda one: one.id)))
 
     async def add(self, policy: str, written: str, instead_of: LessonId | None = None) -> Lesson:
         said = read_lesson(written)
+        _require(policy)
         before = None if instead_of is None else self._read(policy, instead_of)
         if before is not None:
             require_change(before, LessonState.SUPERSEDED)
-        kept = (await self.book(policy)).lessons
-        same = next((one for one in kept if digest_of(one.text) == digest_of(said)), None)
+        same = next((one for one in self._kept() if digest_of(one.text) == digest_of(said)), None)
         if same is not None and before is not None and same.id == before.id:
-            return same
+            return self._read(policy, same.id)
         if same is None:
-            if len(kept) >= MOST_LESSONS:
-                raise StateConflict("Too many.", code="too_many_lessons", field="text")
+            self._require_room("text", before)
             now = datetime.now(UTC)
             same = Lesson(new_lesson_id(), said, LessonState.ACTIVE, "typed", LessonSource.TYPED, now, now)
             self._lessons[same.id] = same
-        elif same.state is not LessonState.ACTIVE:
-            await self.change(policy, same.id, LessonState.ACTIVE, "typed again")
+        else:
+            self._change(same, LessonState.ACTIVE, "typed again", in_place_of=before)
         if before is not None:
-            await self.change(policy, before.id, LessonState.SUPERSEDED, "replaced by another lesson")
+            self._change(before, LessonState.SUPERSEDED, "replaced by another lesson")
             self._lessons[before.id] = replace(self._lessons[before.id], superseded_by=same.id)
         return self._read(policy, same.id)
 
     async def change(self, policy: str, lesson: LessonId, to: LessonState, why: str) -> Lesson:
-        stored = self._read(policy, lesson)
-        if stored.state is not to:
-            require_change(stored, to)
-            self._lessons[lesson] = replace(stored, state=to, why=why, changed_at=datetime.now(UTC), superseded_by=None)
+        self._change(self._read(policy, lesson), to, why)
         return self._read(policy, lesson)
 
     async def forget(self, policy: str, lesson: LessonId) -> Forgotten:
-        require_change(self._read(policy, lesson), LessonState.ERASED)
-        await self.change(policy, lesson, LessonState.ERASED, "forgotten")
+        stored = self._read(policy, lesson)
+        require_change(stored, LessonState.ERASED)
+        self._change(stored, LessonState.ERASED, "forgotten")
         self._lessons[lesson] = replace(self._lessons[lesson], text="")
         return Forgotten(self._turns.erase_lesson(lesson))
+
+    def _kept(self) -> list[Lesson]:
+        return [one for one in self._lessons.values() if one.state is not LessonState.ERASED]
+
+    def _change(self, lesson: Lesson, to: LessonState, why: str, *, in_place_of: Lesson | None = None) -> None:
+        if lesson.state is to:
+            return
+        require_change(lesson, to)
+        if to is LessonState.ACTIVE and lesson.state not in IN_FORCE:
+            self._require_room("lesson", in_place_of)
+        changed = replace(lesson, state=to, why=why, changed_at=datetime.now(UTC), superseded_by=None)
+        self._lessons[lesson.id] = changed
+
+    def _require_room(self, field: str, in_place_of: Lesson | None) -> None:
+        in_force = [one for one in self._kept() if one.state in IN_FORCE]
+        if len([one for one in in_force if in_place_of is None or one.id != in_place_of.id]) >= MOST_LESSONS:
+            raise StateConflict("Too many.", code="too_many_lessons", field=field)
 
     def _read(self, policy: str, lesson: LessonId) -> Lesson:
         _require(policy)

@@ -691,7 +691,7 @@ async def test_of_a_hundred_lessons_the_newest_fit_and_the_page_says_what_to_do(
         text = html.unescape(await visitor.get("/ui/lessons"))
         assert f"{listed.left_out} active lessons do not fit into a prompt beside newer ones: turn off" in text
         assert text.count("active, and does not fit") == listed.left_out
-        assert "There are 100 lessons, as many as there can be" in text
+        assert "There are 100 active and learned lessons, as many as there can be" in text
         refused = await visitor.post("/ui/lessons", text="One more.")
         assert (refused.status_code, "can have no more" in refused.text) == (409, True)
     told = await asyncio.to_thread(clawloop, "lesson", "list", DATABASE_URL=page.database_url)

@@ -18,6 +18,10 @@ class LessonState(StrEnum):
     ERASED = "erased"  # forgotten, or erased with the turn that it came from; its text is gone
 
 
+IN_FORCE = frozenset({LessonState.ACTIVE, LessonState.LEARNED})
+"""States of lessons that replies follow, by the prompt or by heart."""
+
+
 class LessonSource(StrEnum):
     TYPED = "typed"  # by a person
     HINT = "hint"  # a judge made it of the user's words

@@ -18,7 +18,9 @@ from clawloop.core.recipes.recipe import Recipe
 LONGEST = 300
 """Characters of a lesson: a long sentence. What is longer is a document, which belongs into the client's own prompt."""
 MOST_LESSONS = 100
-"""Lessons of a policy that are not erased. Gateways read them once a second."""
+"""Lessons of a policy that are in force."""
+MOST_LISTED = 2 * MOST_LESSONS
+"""Lessons of a policy that are read: those in force, and the newest of the others. Gateways do so once a second."""
 MOST_SHOWN = 30
 """Lessons in one prompt: their ids fit into an answer's header, and a model obeys few notes better than many."""
 # Prose has more bytes a token in most scripts: English about four, Chinese and Japanese about three. Only a tokenizer
@@ -102,7 +104,7 @@ class LessonBook:
     """A policy's lessons, and how its recipe shows them.
 
     Args:
-        lessons: those that are not erased, oldest first.
+        lessons: those in force, and the newest of the others that are not erased; oldest first.
     """
 
     settings: Lessons
