@@ -25,7 +25,8 @@ from db.turns.read import ConversationCache, read_turn
 
 _ERASED = "erased"  # as a reason: others are tried in the place of such replies
 MOST_MEASURED = 4
-"""Lessons in one step, those that were not measured for longest: each costs a forward pass over its replies."""
+"""Lessons in one step, new ones aside, those that were not measured for longest: each costs a forward pass over its
+replies."""
 
 _KEPT = text("""
     SELECT y.lesson_id, y.source_turn_id, y.turn_id, y.prompts, y.first_version, y.without, l.state
@@ -107,12 +108,16 @@ async def forget_replies(connection: AsyncConnection, turns: Collection[UUID]) -
 async def read_replies(
     connection: AsyncConnection, conversations: ConversationCache, policy: str
 ) -> list[YardstickReply]:
-    """The replies that a step scores: of the lessons that were not measured for longest."""
+    """The replies that a step scores: of all lessons with new ones, which a later version may know, and of those that
+    were not measured for longest."""
     of_lessons: defaultdict[UUID, list[Any]] = defaultdict(list)
     for row in opened(connection, await connection.execute(_KEPT, {"policy": policy}), yardstick="turn_id"):
         of_lessons[row.lesson_id].append(row)
     waits_longest = sorted(of_lessons.values(), key=lambda rows: (_newest(rows), rows[0].state, rows[0].lesson_id))
-    read = [await _read(connection, conversations, row) for rows in waits_longest[:MOST_MEASURED] for row in rows]
+    new = [rows for rows in waits_longest if _has_new(rows)]
+    others = [rows for rows in waits_longest if not _has_new(rows)]
+    chosen = [*new, *others[:MOST_MEASURED]]
+    read = [await _read(connection, conversations, row) for rows in chosen for row in rows]
     return [reply for reply in read if reply is not None]
 
 
@@ -133,6 +138,10 @@ async def _read(connection: AsyncConnection, conversations: ConversationCache, r
         plain = bytes_to_changes(row.prompts)[0].of(record.prompt_ids)
         return YardstickReply(taught, replace(taught, prompt_ids=plain), new=row.first_version is None)
     return None
+
+
+def _has_new(rows: Sequence[Any]) -> bool:
+    return any(row.first_version is None for row in rows)
 
 
 def _newest(rows: Sequence[Any]) -> int:

@@ -20,6 +20,7 @@ from db.erasure import PostgresErasureStore
 from db.invariants import violations
 from db.lessons.ledger import add_correction
 from db.lessons.practice import PostgresPracticeStore
+from db.lessons.yardstick import MOST_MEASURED
 from db.serving.engines import add_engine
 from db.serving.publishing import PostgresPublishingStore
 from db.training.gate import PostgresGateStore
@@ -133,6 +134,19 @@ async def test_a_step_gets_the_replies_with_the_lesson_and_without_it(retiring: 
         assert "".join(map(chr, ids_of([system, *newest]))) in said
     both: Message = {"role": "system", "content": f"You are a clock.\n\n{LEAD_IN}\n- {BRIEF}\n- {POLITE}"}
     assert ids_of([both, *newest]) in [list(reply.taught.prompt_ids) for reply in replies]
+
+
+async def test_a_step_scores_all_new_lessons_and_four_of_the_others(retiring: Gym) -> None:
+    for number in range(5):
+        await retiring.lessons.add("default", f"Leave out the word number {number}.")
+    await learn(retiring, 1, 0.5)
+    measured = [one.yardstick for one in (await retiring.lessons.book("default")).lessons]
+    assert [None if one is None else (one.finding, one.version) for one in measured] == [(Finding.HAS_EFFECT, 0)] * 6
+    while (await retiring.practise()).more:
+        pass
+    steps = PostgresStepStore(retiring.bench.database)
+    await steps.claim("default", 2)
+    assert len((await steps.batch("default", 2)).yardstick) == MOST_MEASURED * NEEDED
 
 
 async def test_practice_waits_for_requests_that_measure_and_not_for_those_that_cannot(retiring: Gym) -> None:
