@@ -17,6 +17,8 @@ NOT_SHOWN = (
     " (`clawloop recipe set`)."
 )
 
+UNREADABLE = "(cannot be decrypted, so that no prompt holds it)"
+
 
 def warnings(listed: LessonList) -> list[str]:
     """What a person should know of the list as a whole, and can do about it."""
@@ -43,6 +45,9 @@ class LessonStore(Protocol):
 
     async def book(self, policy: str) -> LessonBook:
         """The policy's lessons, without those that were erased; of those that are not in force the newest."""
+
+    async def ids(self, policy: str) -> list[LessonId]:
+        """The ids of all lessons that were not erased, oldest first."""
 
     async def add(self, policy: str, written: str, instead_of: LessonId | None = None) -> Lesson:
         """An active lesson with these words: the one that is there, or a new one.
@@ -121,9 +126,8 @@ class LessonOperations:
         return await self._view(policy, await self._store.change(policy, await self._find(policy, reference), to, why))
 
     async def _find(self, policy: str, reference: str) -> LessonId:
-        lessons = (await self._store.book(policy)).lessons
         span = ids_beginning(reference)
-        found = [] if span is None else [one.id for one in lessons if span[0] <= one.id <= span[1]]
+        found = [one for one in await self._store.ids(policy) if span is not None and span[0] <= one <= span[1]]
         if not found:
             raise NotFound(
                 f"policy {policy!r} has no lesson {reference}; `clawloop lesson list` shows them",
@@ -153,7 +157,7 @@ def _listed(policy: str, book: LessonBook) -> LessonList:
             LessonView(
                 id=lesson.id,
                 short_id=short_form(lesson.id, *(other for other in ids if other != lesson.id)),
-                text=lesson.text,
+                text=lesson.text or UNREADABLE,
                 state=lesson.state,
                 why=lesson.why,
                 in_prompt=lesson.id in shown,

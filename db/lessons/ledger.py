@@ -103,7 +103,13 @@ class PostgresLessonStore(PostgresStore):
     @transaction
     async def book(self, connection: AsyncConnection, policy: str) -> LessonBook:
         await require_policy(connection, policy)
-        return await read_book(connection, policy)
+        return await _read_book(connection, policy)
+
+    @transaction
+    async def ids(self, connection: AsyncConnection, policy: str) -> list[LessonId]:
+        await require_policy(connection, policy)
+        kept = select(LessonRow.id).where(LessonRow.policy == policy, LessonRow.state != LessonState.ERASED)
+        return [LessonId(lesson) for lesson in await connection.scalars(kept.order_by(LessonRow.id))]
 
     @transaction
     async def add(
@@ -149,14 +155,21 @@ class PostgresLessonStore(PostgresStore):
 # In the caller's transaction ------------------------------------------------------------------------------------------
 
 
-async def read_book(connection: AsyncConnection, policy: str) -> LessonBook:
-    """The lessons of a policy that exists, and how its recipe shows them."""
+async def read_lessons(connection: AsyncConnection, policy: str) -> LessonBook:
+    """The lessons of a policy that exists, and how its recipe shows them; without what is counted and measured."""
     settings = (await connection.execute(_SETTINGS, {"policy": policy})).one_or_none()
-    found = {row.id: row for row in await connection.execute(_SHOWN, {"policy": policy})}
     rows = opened(connection, await connection.execute(_LISTED, {"policies": [policy]}), lessons="id")
+    lessons = tuple(_lesson(row) for row in rows)
+    return LessonBook(_settings(None if settings is None else settings.lessons), lessons)
+
+
+async def _read_book(connection: AsyncConnection, policy: str) -> LessonBook:
+    """As `read_lessons`, with what is counted and measured."""
+    book = await read_lessons(connection, policy)
+    found = {row.id: row for row in await connection.execute(_SHOWN, {"policy": policy})}
     active = await connection.scalar(select(PolicyRow.active).where(PolicyRow.id == policy)) or 0
     path = path_to_base(active, await read_parents(connection, policy))
-    measured = await _read_yardsticks(connection, policy, path, known := [_lesson(row) for row in rows])
+    measured = await _read_yardsticks(connection, policy, path, book.lessons)
     learned_in = await _read_learned_in(connection, policy)
     lessons = tuple(
         replace(
@@ -167,9 +180,10 @@ async def read_book(connection: AsyncConnection, policy: str) -> LessonBook:
             yardstick=measured[one.id],
             learned_in=learned_in.get(one.id, NOWHERE),
         )
-        for one in known
+        for one in book.lessons
+        if one.id in found  # else it was erased meanwhile
     )
-    return LessonBook(_settings(None if settings is None else settings.lessons), lessons)
+    return replace(book, lessons=lessons)
 
 
 async def read_policy_lessons(connection: AsyncConnection) -> dict[str, PolicyLessons]:
@@ -183,8 +197,8 @@ async def read_policy_lessons(connection: AsyncConnection) -> dict[str, PolicyLe
         return {}
     lessons: dict[str, list[Lesson]] = {policy: [] for policy in settings}
     for row in opened(connection, await connection.execute(_LISTED, {"policies": list(settings)}), lessons="id"):
-        with suppress(ContentUnreadable, EncryptionKeyMissing):
-            lessons[row.policy].append(_lesson(row))
+        if (lesson := _lesson(row)).text:
+            lessons[row.policy].append(lesson)
     found = {}
     for policy, known in lessons.items():
         shown = LessonBook(settings[policy], tuple(known)).shown
@@ -196,7 +210,8 @@ async def read_lessons_in_force(connection: AsyncConnection, policy: str) -> lis
     """The newest lessons that are active or learned, at most as many as a prompt may hold, oldest first."""
     kept = select(LessonRow.__table__).where(LessonRow.policy == policy, LessonRow.state.in_(IN_FORCE))
     newest = await connection.execute(kept.order_by(LessonRow.id.desc()).limit(MOST_SHOWN))
-    return [ShownLesson(LessonId(row.id), row.text) for row in opened(connection, newest, lessons="id")][::-1]
+    lessons = [_lesson(row).shown for row in opened(connection, newest, lessons="id")]
+    return [lesson for lesson in reversed(lessons) if lesson.text]
 
 
 async def add_correction(
@@ -459,6 +474,12 @@ def _settings(stored: dict[str, Any] | None) -> Lessons:
     return Lessons() if stored is None else Lessons.model_validate(stored)
 
 
+def _text_of(row: Any) -> str:
+    with suppress(ContentUnreadable, EncryptionKeyMissing):
+        return str(row.text)
+    return ""
+
+
 def _lesson(row: Any, said: str | None = None) -> Lesson:
     """
     Args:
@@ -466,7 +487,7 @@ def _lesson(row: Any, said: str | None = None) -> Lesson:
     """
     return Lesson(
         id=LessonId(row.id),
-        text=row.text if said is None else said,
+        text=_text_of(row) if said is None else said,
         state=LessonState(row.state),
         why=row.why,
         source=LessonSource(row.source),

@@ -20,7 +20,7 @@ from clawloop.core.recipes.recipe import Recipe, held_out_share, parse_stored_re
 from clawloop.core.samples.decision import is_held_out
 from db.content import content_of, storable
 from db.database import Database, PostgresStore, raw_connection, transaction
-from db.lessons.ledger import read_book
+from db.lessons.ledger import read_lessons
 from db.lessons.yardstick import Unmeasured, keep_reply, read_unmeasured
 from db.tables import JudgementRow, PracticeRow, TurnRow, YardstickRow
 from db.training.claims import expire_practised, read_closed
@@ -176,7 +176,7 @@ class _Lessons(NamedTuple):
 
 
 async def _read_lessons(connection: AsyncConnection, policy: str, recipe: Recipe) -> _Lessons:
-    shown = (await read_book(connection, policy)).shown
+    shown = (await read_lessons(connection, policy)).shown
     unmeasured = await read_unmeasured(connection, shown) if recipe.lessons.retire and shown else Unmeasured([], [])
     return _Lessons(shown, unmeasured.lessons, unmeasured.new)
 

@@ -27,10 +27,12 @@ from clawloop.core.ids import LessonId, new_lesson_id
 from clawloop.core.lessons.ledger import MOST_LESSONS, MOST_LISTED, MOST_SHOWN, tokens_of
 from clawloop.core.recipes.lessons import Lessons
 from clawloop.core.recipes.recipe import Recipe
+from clawloop.operations.lessons import UNREADABLE, LessonOperations
+from db.content import MARK
 from db.database import Database
 from db.erasure import PostgresErasureStore
 from db.invariants import violations
-from db.lessons.ledger import PostgresLessonStore
+from db.lessons.ledger import PostgresLessonStore, read_lessons, read_lessons_in_force
 from db.serving.directory import PostgresDirectoryStore, ensure_policy
 from db.serving.keys import PostgresKeyStore
 from db.training.operators import PostgresTrainingStore
@@ -167,9 +169,13 @@ async def test_of_lessons_that_are_not_in_force_the_newest_are_listed(taught: Ta
     listed = (await taught.lessons.book("default")).lessons
     assert len(listed) == MOST_LISTED
     assert [listed[0].id, listed[-1].id] == [old.id, newest.id]
-    await taught.lessons.change("default", old.id, LessonState.OFF, "turned off")
+    operations = LessonOperations(taught.lessons)
+    assert (await operations.turn_off("default", str(old.id))).state is LessonState.OFF
     assert old.id not in [one.id for one in (await taught.lessons.book("default")).lessons]
-    assert (await taught.lessons.add("default", "The first.")).id == old.id  # it is kept all the same
+    assert (await taught.lessons.ids("default"))[0] == old.id  # it is kept all the same
+    assert (await taught.lessons.add("default", "The first.")).id == old.id
+    await operations.forget("default", str(old.id))
+    assert old.id not in await taught.lessons.ids("default")
 
 
 async def test_what_is_no_lesson_changes_nothing(taught: Taught) -> None:
@@ -372,6 +378,21 @@ async def test_a_lesson_of_a_retired_policy_can_be_forgotten_and_none_added(
     assert await store.forget("other", lesson.id) == Forgotten(0)
     assert (await store.book("other")).lessons == ()
     assert await violations(database) == []
+
+
+async def test_a_lesson_that_cannot_be_decrypted_keeps_no_other_from_being_read_and_can_be_forgotten(
+    database: Database, store: PostgresLessonStore, postgres_url: str
+) -> None:
+    lost, kept = [await store.add("default", text) for text in ("Lost.", "Kept.")]
+    _execute(postgres_url, "UPDATE lessons SET text = %s WHERE id = %s", f"{MARK}AAAA", lost.id)
+    operations = LessonOperations(store)
+    listed = await operations.list("default")
+    assert [(one.text, one.in_prompt) for one in listed.lessons] == [(UNREADABLE, False), ("Kept.", True)]
+    assert listed.left_out == 0
+    assert [one.id for one in (await database.run(partial(read_lessons, policy="default"))).shown] == [kept.id]
+    assert await database.run(partial(read_lessons_in_force, policy="default")) == [kept.shown]
+    await operations.forget("default", str(lost.id))
+    assert await store.ids("default") == [kept.id]
 
 
 async def test_a_second_reader_is_refused_until_lessons_are_off_or_shared(

@@ -31,6 +31,10 @@ class FakeLessonStore:
         lessons = [replace(one, turns=self._turns.turns_with(one.id)) for one in listed]
         return LessonBook(self.settings, tuple(sorted(lessons, key=lambda one: one.id)))
 
+    async def ids(self, policy: str) -> list[LessonId]:
+        _require(policy)
+        return sorted(one.id for one in self._kept())
+
     async def add(self, policy: str, written: str, instead_of: LessonId | None = None) -> Lesson:
         said = read_lesson(written)
         _require(policy)

@@ -100,7 +100,7 @@ class Lesson:
     """A stored lesson.
 
     Args:
-        text: one line; empty once it is erased.
+        text: one line; empty once it is erased, or where it cannot be decrypted.
         why: the reason of its state, for people.
         changed_at: when its state last changed.
         turn_id: the turn that was corrected; None if a person typed the lesson.

@@ -89,14 +89,18 @@ def fitting(lessons: Iterable[Lesson], max_tokens: int) -> list[Lesson]:
     Args:
         max_tokens: of all of them together.
     """
-    active = sorted((lesson for lesson in lessons if lesson.state is LessonState.ACTIVE), key=lambda one: one.id)
     chosen: list[Lesson] = []
     left = max_tokens
-    for lesson in reversed(active):
+    for lesson in sorted(filter(_may_be_shown, lessons), key=lambda one: one.id, reverse=True):
         if (tokens := tokens_of(lesson.text)) <= left and len(chosen) < MOST_SHOWN:
             left -= tokens
             chosen.append(lesson)
     return chosen[::-1]
+
+
+def _may_be_shown(lesson: Lesson) -> bool:
+    """True of an active lesson that a prompt can hold."""
+    return lesson.state is LessonState.ACTIVE and bool(lesson.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +123,7 @@ class LessonBook:
     def left_out(self) -> list[Lesson]:
         """Active lessons that a new session does not get, because they do not all fit; none while lessons are off."""
         shown = {lesson.id for lesson in self.shown}
-        active = [lesson for lesson in self.lessons if lesson.state is LessonState.ACTIVE]
+        active = filter(_may_be_shown, self.lessons)
         return [lesson for lesson in active if lesson.id not in shown] if self.settings.enabled else []
 
 
