@@ -51,8 +51,8 @@ class TurnStore(Protocol):
     async def lessons_of_parent(
         self, key: ApiKeyId, evidence: SessionEvidence, messages: Sequence[Message]
     ) -> tuple[LessonId, ...] | None:
-        """The lessons of the main turn whose conversation these messages continue; None if they continue none, as at a
-        session's start and after a compaction.
+        """The lessons of the newest main turn whose conversation these messages continue; None if they continue none,
+        as at a session's start and after a compaction.
 
         Raises:
             StoreUnavailable

@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 from psycopg.rows import TupleRow
-from sqlalchemy import func, or_, select, update
+from sqlalchemy import func, or_, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -503,6 +503,17 @@ async def _find_parent(connection: AsyncConnection, conversations: ConversationC
 # The store ------------------------------------------------------------------------------------------------------------
 # Stores turns: each is inserted once, and reads back exactly.
 
+# A side turn that stays in the conversation has no lessons, and those of the turn before it go on behind it.
+_MAIN_TURN = text("""
+    WITH RECURSIVE up AS (
+        SELECT id, parent_turn_id, matched_by, kind, lessons FROM turns WHERE id = :turn
+        UNION ALL
+        SELECT t.id, t.parent_turn_id, t.matched_by, t.kind, t.lessons
+        FROM up JOIN turns t ON t.id = up.parent_turn_id
+        WHERE up.kind = 'side' AND up.matched_by IS DISTINCT FROM 'reply')
+    SELECT lessons FROM up WHERE kind = 'main'
+""")
+
 
 class PostgresTurnStore(PostgresStore):
     """Implements `api.stores.TurnStore`.
@@ -584,9 +595,8 @@ class PostgresTurnStore(PostgresStore):
         found = await find_parent_turn(connection, session, request)
         if found is None or found[1] is MatchedBy.REPLY:
             return None
-        parent = select(TurnRow.kind, TurnRow.lessons).where(TurnRow.id == found[0])
-        kind, lessons = (await connection.execute(parent)).one()
-        return tuple(map(LessonId, lessons or ())) if kind == TurnKind.MAIN else None
+        main = (await connection.execute(_MAIN_TURN, {"turn": found[0]})).one_or_none()
+        return None if main is None else tuple(map(LessonId, main.lessons or ()))
 
     async def _insert_separably(self, turns: Sequence[PreparedTurn]) -> Sequence[InsertedTurn | Exception | None]:
         """Insert turns in one transaction; each in its own if one of them fails or needs a row that is locked.

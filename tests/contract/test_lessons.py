@@ -214,10 +214,21 @@ async def test_a_conversation_keeps_the_lessons_that_it_began_with(taught: Taugh
     assert await taught.lessons_for(*first.messages) is None  # it begins
     compacted: Message = {"role": "user", "content": "Summary of what was said."}
     assert await taught.lessons_for(compacted, first.response, {"role": "user", "content": "and?"}) is None
-    plain = taught.turn("and?", before=first, kind=TurnKind.SIDE)
-    await taught.stores.turns.insert(plain)
-    assert plain.response is not None
-    assert await taught.lessons_for(*plain.messages, plain.response, {"role": "user", "content": "now?"}) is None
+
+
+async def test_a_side_turn_in_a_conversation_does_not_change_its_lessons(taught: Taught) -> None:
+    old = await taught.lessons.add("default", "Old.")
+    before = taught.turn("first", old)
+    await taught.stores.turns.insert(before)
+    for said in ("and?", "then?"):
+        before = taught.turn(said, before=before, kind=TurnKind.SIDE)
+        await taught.stores.turns.insert(before)
+    assert before.response is not None
+    assert await taught.lessons_for(*before.messages, before.response, {"role": "user", "content": "now?"}) == (old.id,)
+    alone = taught.turn("Summarise it.", kind=TurnKind.SIDE)
+    await taught.stores.turns.insert(alone)
+    assert alone.response is not None
+    assert await taught.lessons_for(*alone.messages, alone.response, {"role": "user", "content": "now?"}) is None
 
 
 async def test_forgetting_takes_the_prompts_of_all_turns_that_held_it_and_of_no_other(taught: Taught) -> None:

@@ -161,8 +161,13 @@ class FakeTurnStore:
         match = None if session is None else self._match(session, request)
         if match is None or match[1] is MatchedBy.REPLY:
             return None
-        parent = self._prepared[match[0]].record
-        return tuple(lesson.id for lesson in parent.lessons) if parent.kind is TurnKind.MAIN else None
+        turn_id = match[0]
+        while (record := self._prepared[turn_id].record).kind is TurnKind.SIDE:
+            before = self._inserted[turn_id].parent_turn_id
+            if before is None or self.matched.get(turn_id) is MatchedBy.REPLY:
+                return None
+            turn_id = before
+        return tuple(lesson.id for lesson in record.lessons)
 
     async def load(self, turn_id: TurnId) -> StoredTurn | None:
         self._require_available()
