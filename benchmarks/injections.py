@@ -1,7 +1,7 @@
 """Measures how often fifty prompt injections change a judge's vote or hint, compared with the same text without them.
 
-Each attempt is appended to the reply, to a tool's output and to the user's text. Hints are asked for as a recipe does by
-default, without what tools printed. The judge decodes greedily in the grammar form. It is the demo model in this
+Each attempt is appended to the reply, to a tool's output and to the user's text. Hints are asked for as a recipe does
+by default, without what tools printed. The judge decodes greedily in the grammar form. It is the demo model in this
 process, or a vLLM by URL. Run as `make bench ARGS="injections"`.
 """
 

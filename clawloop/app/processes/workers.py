@@ -115,9 +115,7 @@ def judge_client(
     seen = pictures if settings.judge_images else None
     if settings.judge_url is None:
         endpoints = engine_endpoints(settings, directory)
-        return JudgeClient(
-            endpoints, judge_form(settings), with_chats=True, clock=clock, pictures=seen, trials=trials
-        )
+        return JudgeClient(endpoints, judge_form(settings), with_chats=True, clock=clock, pictures=seen, trials=trials)
     if settings.judge_model is None:
         raise SetupError("CLAWLOOP_JUDGE_URL is set, CLAWLOOP_JUDGE_MODEL is not: set it to the model's name there")
     key = None if settings.judge_api_key is None else settings.judge_api_key.get_secret_value()

@@ -264,7 +264,8 @@ def rests_on_tools(signal: Signal) -> bool:
 def words_of(messages: Sequence[Message], comments: Sequence[str]) -> str | None:
     """The user's own words among these messages, and their comments; None if the user has not spoken.
 
-    Only text, so that neither an image, nor what a tool printed or a client put beside or before it, is taken for words.
+    Only text, so that neither an image, nor what a tool printed or a client put beside or before it, is taken for
+    words.
     """
     own = list(filter(_is_own, messages))
     if not own and not comments:

@@ -84,8 +84,8 @@ class Signal(Table):
     overlong: Overlong | None = None
     episode_advantage: Literal["episode", "step"] = "episode"
     """Comparison of an episode's turns: with whole `episode`s of its group, so that all its turns have the same
-    advantage, or only with the turns of the other episodes at the same index (`step`, which the recipe `outcome_process`
-    has); a turn at an index that no other episode reached has its reward as it is."""
+    advantage, or only with the turns of the other episodes at the same index (`step`, which the recipe
+    `outcome_process` has); a turn at an index that no other episode reached has its reward as it is."""
 
     @property
     def asks_for_hints(self) -> bool:
