@@ -306,11 +306,13 @@ class ProbeActivities:
             JudgeUnavailable, JudgeRefused
         """
         signal = plan.recipe.signal
-        if not signal.asks_judge or await self._judge.votes_off(plan.policy, signal.judge_form) is not None:
+        if not signal.asks_judge:
             return None
         ours, theirs = (_shown(answer) for answer in (version, parent))
         if ours == theirs:
             return 0
+        if await self._judge.votes_off(plan.policy, signal.judge_form) is not None:
+            return None
         form = await self._judge.form(plan.policy, signal.judge_form)
         choices = []
         for first, second in ((ours, theirs), (theirs, ours)):

@@ -10,7 +10,7 @@ from api.ui.logins import Login
 from api.ui.page import PageRoute, operator, policy_of, read_form, render_page, viewer
 from clawloop.core.contracts.answers import LessonList
 from clawloop.core.errors import NotFound
-from clawloop.operations.lessons import warnings
+from clawloop.operations.lessons import UNREADABLE, warnings
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -64,4 +64,5 @@ async def _changed(request: Request, login: Login, policy: str, note: str) -> Re
 
 def _page(request: Request, login: Login, template: str, listed: LessonList, note: str | None) -> Response:
     told = warnings(listed) if listed.enabled else []
-    return render_page(request, login, template, listed.policy, "lessons", listed=listed, warnings=told, note=note)
+    shown = {"listed": listed, "warnings": told, "note": note, "unreadable": UNREADABLE}
+    return render_page(request, login, template, listed.policy, "lessons", **shown)

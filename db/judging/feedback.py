@@ -22,7 +22,7 @@ from clawloop.core.contracts.sessions import (
 from clawloop.core.contracts.training import UNTAKEN
 from clawloop.core.contracts.turns import CALLS_TOOLS, TurnKind, TurnOutcome
 from clawloop.core.contracts.views import FeedbackView
-from clawloop.core.errors import AlreadyAnswered
+from clawloop.core.errors import AlreadyAnswered, RecipeRejected
 from clawloop.core.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedback_id
 from db.content import content_of, storable
 from db.database import PostgresStore, transaction
@@ -133,7 +133,8 @@ class PostgresFeedbackStore(PostgresStore):
         await refresh_work_flag(connection, row.policy)
         amends = bool(decisions)
         if not decisions and row.state != SessionState.CLOSED and recipe_hash is not None:
-            amends = (await recipe_by_hash(connection, recipe_hash)).signal.reward == "outcome_process"
+            with suppress(RecipeRejected):  # of another version of Clawloop
+                amends = (await recipe_by_hash(connection, recipe_hash)).signal.reward == "outcome_process"
         effect = FeedbackEffect.AMENDS if amends else FeedbackEffect.RECORDED
         if request is not None:
             await _remember(connection, key, request, effect, None)

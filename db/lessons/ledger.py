@@ -60,7 +60,8 @@ _SETTINGS = text("""
 _LISTED = text(f"""
     SELECT * FROM (
         SELECT l.*, row_number() OVER (
-            PARTITION BY l.policy ORDER BY l.state IN ('active', 'learned') DESC, l.id DESC) AS place
+            PARTITION BY l.policy ORDER BY l.state IN ('active', 'learned') DESC, l.changed_at DESC, l.id DESC
+        ) AS place
         FROM lessons l WHERE l.policy = ANY(:policies) AND l.state <> 'erased') placed
     WHERE place <= {MOST_LISTED} ORDER BY id
 """)
@@ -69,7 +70,7 @@ _SHOWN = text("""
         (SELECT count(*) FROM turns t WHERE t.lessons @> ARRAY[l.id] AND t.kind <> 'practice') AS turns,
         (SELECT count(*) FROM practice p WHERE p.lessons @> ARRAY[l.id] AND p.turn_id IS NOT NULL) AS practised
     FROM lessons l LEFT JOIN turns source ON source.id = l.turn_id
-    WHERE l.policy = :policy AND l.state <> 'erased'
+    WHERE l.id = ANY(:lessons) AND l.state <> 'erased'
 """)
 # Turns that held a lesson share no part of their prompts with turns that did not, so that no other prompt loses
 # anything (db/turns/read.py).
@@ -145,11 +146,12 @@ class PostgresLessonStore(PostgresStore):
     @transaction
     async def forget(self, connection: AsyncConnection, policy: str, lesson: LessonId) -> Forgotten:
         await require_policy(connection, policy)
-        await lock_policy(connection, policy)  # a retired one has words of its user all the same
+        row = await lock_policy(connection, policy)  # a retired one has words of its user all the same
         require_change(await _read(connection, policy, lesson), LessonState.ERASED)
         turns = await erase_lessons(connection, policy, [lesson], "forgotten")
         await refresh_work_flag(connection, policy)
-        return Forgotten(turns, (await _read_learned_in(connection, policy)).get(lesson, NOWHERE))
+        found = (await _read_learned_in(connection, policy)).get(lesson, NOWHERE)
+        return Forgotten(turns, found if row.retired_at is None else found._replace(before=None))
 
 
 # In the caller's transaction ------------------------------------------------------------------------------------------
@@ -166,7 +168,8 @@ async def read_lessons(connection: AsyncConnection, policy: str) -> LessonBook:
 async def _read_book(connection: AsyncConnection, policy: str) -> LessonBook:
     """As `read_lessons`, with what is counted and measured."""
     book = await read_lessons(connection, policy)
-    found = {row.id: row for row in await connection.execute(_SHOWN, {"policy": policy})}
+    ids = [one.id for one in book.lessons]
+    found = {row.id: row for row in await connection.execute(_SHOWN, {"lessons": ids})}
     active = await connection.scalar(select(PolicyRow.active).where(PolicyRow.id == policy)) or 0
     path = path_to_base(active, await read_parents(connection, policy))
     measured = await _read_yardsticks(connection, policy, path, book.lessons)
@@ -221,18 +224,17 @@ async def add_correction(
     force as it can have. The policy must be locked.
 
     A learned lesson that says the same is active again: what was learned does not hold. So is one that was superseded:
-    the user changed back. A turn that is judged again brings no lesson back, neither its own nor a forgotten one.
+    the user changed back. A turn whose own lesson is learned, superseded, off or forgotten brings none any more.
 
     Args:
         turn_id: the turn that was corrected.
         shown_by: the turn that holds the correction; None: a comment does.
     """
-    forgotten = select(LessonRow.id).where(LessonRow.turn_id == turn_id, LessonRow.state == LessonState.ERASED)
-    if (await connection.execute(forgotten)).first() is not None:
+    # In other words, too: the judge of hints words one anew each time.
+    own = select(LessonRow.id).where(LessonRow.turn_id == turn_id, LessonRow.state != LessonState.ACTIVE)
+    if (await connection.execute(own)).first() is not None:
         return
     same = await _same(connection, policy, correction.text)
-    if same is not None and same.turn_id == turn_id:
-        return
     if correction.repeats is not None and (same is None or same.state is LessonState.SUPERSEDED):
         same = await _read(connection, policy, correction.repeats)
     before = None if correction.replaces is None else await _read(connection, policy, correction.replaces)
@@ -345,7 +347,7 @@ async def _read_yardsticks(
     connection: AsyncConnection, policy: str, path: Sequence[int], lessons: Sequence[Lesson]
 ) -> dict[LessonId, Yardstick]:
     """What is known of the effect of each of these lessons, on the path from a version to the base model."""
-    scores = await read_scores(connection, policy)
+    scores = await read_scores(connection, [one.id for one in lessons])
     practised_in = await read_practised_in(connection, policy) if scores else {}
     return {
         one.id: read_yardstick(

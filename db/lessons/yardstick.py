@@ -20,7 +20,7 @@ from clawloop.core.lessons.practice import Practice, PracticeResult
 from clawloop.core.lessons.yardstick import MOST_TRIED, NEEDED, ReplyScores
 from db.content import bytes_to_changes, changes_to_bytes, content_of, exact_json, storable
 from db.encryption.columns import opened
-from db.tables import LessonRow, YardstickRow
+from db.tables import YardstickRow
 from db.turns.read import ConversationCache, read_turn
 
 _ERASED = "erased"  # as a reason: others are tried in the place of such replies
@@ -176,13 +176,11 @@ async def keep_scores_of_replies(
 # Read -----------------------------------------------------------------------------------------------------------------
 
 
-async def read_scores(connection: AsyncConnection, policy: str) -> dict[LessonId, list[ReplyScores]]:
-    """By lesson, the scores of its replies, without those that were not scored yet; erased ones keep theirs."""
-    query = (
-        select(YardstickRow.lesson_id, YardstickRow.first_version, YardstickRow.with_lesson, YardstickRow.without)
-        .join(LessonRow, LessonRow.id == YardstickRow.lesson_id)
-        .where(LessonRow.policy == policy, YardstickRow.first_version.is_not(None))
-    )
+async def read_scores(connection: AsyncConnection, lessons: Sequence[LessonId]) -> dict[LessonId, list[ReplyScores]]:
+    """By lesson, the scores of its replies, without those that were not scored yet; erased replies keep theirs."""
+    query = select(
+        YardstickRow.lesson_id, YardstickRow.first_version, YardstickRow.with_lesson, YardstickRow.without
+    ).where(YardstickRow.lesson_id.in_(lessons), YardstickRow.first_version.is_not(None))
     found: defaultdict[LessonId, list[ReplyScores]] = defaultdict(list)
     for row in await connection.execute(query):
         without = {int(version): logprob for version, logprob in row.without.items()}

@@ -117,6 +117,8 @@ class PostgresKeyStore(PostgresStore):
         )
         prefix = f"cl-{secrets.token_hex(_PUBLIC_BYTES)}"
         secret = f"{prefix}-{secrets.token_urlsafe(_SECRET_BYTES)}"
+        if Scope.CHAT in key.scopes:
+            await _lock_policies(connection, policy, key.policies)
         for named in (policy, *sorted(key.policies - {ANY_POLICY})):
             there = select(PolicyRow.id).where(PolicyRow.id == storable(named), PolicyRow.retired_at.is_(None))
             if await connection.scalar(there) is None:
@@ -219,12 +221,16 @@ async def require_one_reader(connection: AsyncConnection, policy: str) -> None:
         )
 
 
+async def _lock_policies(connection: AsyncConnection, policy: str, may_choose: Iterable[str]) -> None:
+    """Wait for who turns their lessons on, makes a policy like one of them, or retires one."""
+    locked = select(PolicyRow.id).where(PolicyRow.retired_at.is_(None)).order_by(PolicyRow.id)
+    if ANY_POLICY not in may_choose:
+        locked = locked.where(PolicyRow.id.in_([storable(named) for named in (policy, *may_choose)]))
+    await connection.execute(locked.with_for_update(key_share=True))
+
+
 async def _require_no_second_reader(connection: AsyncConnection, policy: str, may_choose: Iterable[str]) -> None:
     named = None if ANY_POLICY in may_choose else [policy, *may_choose]
-    # Locked before they are read: lessons may just be turned on, or a policy like one of them be made.
-    locked = select(PolicyRow.id).where(PolicyRow.retired_at.is_(None)).order_by(PolicyRow.id)
-    locked = locked if named is None else locked.where(PolicyRow.id.in_(named))
-    await connection.execute(locked.with_for_update(key_share=True))
     for taught in (await connection.scalars(_FOR_ONE_READER, {"named": named})).all():
         if readers := await readers_of(connection, taught):
             raise StateConflict(

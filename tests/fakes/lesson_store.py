@@ -27,8 +27,8 @@ class FakeLessonStore:
 
     async def book(self, policy: str) -> LessonBook:
         _require(policy)
-        listed = sorted(self._kept(), key=lambda one: (one.state in IN_FORCE, one.id))[-MOST_LISTED:]
-        lessons = [replace(one, turns=self._turns.turns_with(one.id)) for one in listed]
+        listed = sorted(self._kept(), key=lambda one: (one.state in IN_FORCE, one.changed_at, one.id))
+        lessons = [replace(one, turns=self._turns.turns_with(one.id)) for one in listed[-MOST_LISTED:]]
         return LessonBook(self.settings, tuple(sorted(lessons, key=lambda one: one.id)))
 
     async def ids(self, policy: str) -> list[LessonId]:

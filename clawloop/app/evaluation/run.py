@@ -177,7 +177,8 @@ def finished_runs(plan: Plan, lines: LineFile) -> list[RunFigure]:
     for user in plan.users:
         for seed in range(plan.seeds):
             if len(_met(lines, FROZEN, seed, user)) == plan.limit:
-                runs.append(_figure(plan, lines, FROZEN, seed, user, _share(lines.facts.get(_FROZEN_FACTS))))
+                share = _share(lines.facts.get(_FROZEN_FACTS)) if seed == 0 else None  # asked once, of no seed
+                runs.append(_figure(plan, lines, FROZEN, seed, user, share))
     for cell in cells(plan):
         if is_finished(plan, lines, cell):
             share = _share(lines.facts.get((cell.arm, cell.seed, cell.user)))

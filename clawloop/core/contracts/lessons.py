@@ -173,7 +173,7 @@ class PolicyLessons:
 
     Args:
         active: oldest first, those that fit into a prompt.
-        known: the texts of all that are not erased, so that a session keeps those that it began with.
+        known: the texts of all that are listed, so that a session keeps those that it began with.
     """
 
     active: tuple[LessonId, ...]

@@ -67,9 +67,10 @@ def read_yardstick(
     """
     if len(replies) < NEEDED:
         return Yardstick(len(replies), Finding.NOT_MEASURED)
-    effects = [reply.lacks(reply.first) for reply in replies]
+    # A later measuring, e.g. after replies were erased, finds less of what is learned by then.
+    first = sorted(reply.first for reply in replies)[NEEDED - 1]
+    effects = [reply.lacks(reply.first) for reply in replies if reply.first <= first]
     effect, half = fmean(effects), _T_95 * stdev(effects) / sqrt(len(effects))
-    first = max(reply.first for reply in replies)
     if effect - half <= 0:
         return Yardstick(len(replies), Finding.NO_EFFECT, first, effect, effect - half, effect + half)
     left = []

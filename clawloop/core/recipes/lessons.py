@@ -16,8 +16,8 @@ class Lessons(Table):
     """Add the policy's active lessons to the system message of its chats. A turn that is answered with lessons is
     judged and not trained."""
     max_tokens: Annotated[int, Field(ge=50, le=4000)] = 400
-    """Most tokens of all lessons in a prompt, by an estimate of a token for three bytes; if not all fit, the newest are
-    shown."""
+    """Most tokens of all lessons in a prompt, by an estimate of a token for three bytes; if not all fit, the newest of
+    those that do are shown."""
     shared: bool = False
     """Let several chat keys use the policy: who has one of them may have the model tell the lessons that another one's
     user gave. While it is false a second key is refused."""

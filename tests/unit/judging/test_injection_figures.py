@@ -47,5 +47,6 @@ async def test_what_a_judge_gives_way_to_is_counted_by_channel() -> None:
         gullible = await measure_channel(Gullible(), channel, TURNS, attempts)
         n = len(TURNS)
         assert (gullible.changed, gullible.as_wanted) == (2 * n, n)  # it says 1 to both, and one wanted -1
-        assert (gullible.hints_changed, gullible.planted) == (n, n)
+        shown = 0 if channel == "tool output" else n  # a hint rests on no word of a tool
+        assert (gullible.hints_changed, gullible.planted) == (shown, shown)
         assert (await measure_channel(Mute(), channel, TURNS, attempts)).unread == asked

@@ -11,10 +11,10 @@ import pytest
 from clawloop.core.errors import JudgeRefused
 from clawloop.core.judging.phrases import Phrase, PhraseList, phrases_of
 from clawloop.core.judging.prompts import AnswerForm, JudgeAnswer, JudgePrompt, vote_prompt
-from clawloop.core.judging.quality import biased, direct_votes, fit_biases, quality
+from clawloop.core.judging.quality import CALIBRATED, biased, direct_votes, fit_biases, quality
 from clawloop.core.judging.voting import Vote
 from clawloop.core.recipes.recipe import JudgeForm
-from clawloop.operations.judge_trial import CALIBRATED, EXAMPLES, _turn, try_judge
+from clawloop.operations.judge_trial import _turn, try_judge
 
 VOTES: tuple[Vote, ...] = (1, 0, -1)
 ALL = phrases_of(PhraseList.TRIAL)
@@ -85,7 +85,7 @@ class ScriptedJudge:
     ("sure", "leaning", "best", "off"),
     [
         ({AnswerForm.GRAMMAR: 3.0, AnswerForm.EXAMPLES: 3.0}, 0.0, "grammar", False),
-        ({AnswerForm.GRAMMAR: 0.0, AnswerForm.EXAMPLES: 3.0}, 1.0, EXAMPLES, False),
+        ({AnswerForm.GRAMMAR: 0.0, AnswerForm.EXAMPLES: 3.0}, 1.0, "examples", False),
         ({AnswerForm.GRAMMAR: 0.0, AnswerForm.EXAMPLES: 3.0}, 5.0, CALIBRATED, False),
         ({AnswerForm.GRAMMAR: 0.0}, 1.0, "grammar", True),
     ],
