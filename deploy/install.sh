@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes .venv: the dependencies of pyproject.toml in the versions pinned for the device, each file with a SHA-256 of the
-# list. Does nothing when .venv is up to date; resumes an interrupted run. Needs Python 3.11 or 3.12, a reachable package
-# index and, for the CPU, g++, libnuma1 and python3-dev.
+# list. Does nothing when .venv is up to date; resumes an interrupted run. Needs Python 3.11 or 3.12 with its headers, a C++
+# compiler, a reachable package index and, for the CPU, libnuma.
 #   DEVICE=cpu|cuda      overrides the detection of device.sh
 #   PYTHON=PROGRAM       the Python to use
 #   INTO=DIR EXTRAS=A,B  for images: another environment, with these extras only, and not editable
@@ -36,14 +36,15 @@ if [ -z "$python" ]; then
     done
 fi
 [ -n "$python" ] || fail "Python 3.11 or 3.12 is needed and was not found; install one, or name it: make setup PYTHON=/path/to/python3.11"
-# vLLM on a CPU links libnuma, and torch compiles what ranks the log-probs: C++ that includes Python.h. Images bring their own.
-if [[ -z ${INTO:-} && ",$extras," == *,cpu,* ]]; then
-    missing=
-    command -v "${CXX:-g++}" >/dev/null || missing+=" g++"
-    "$python" -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null || missing+=" libnuma1"
-    "$python" -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' \
+# torch and Triton compile kernels at run time, by C++ that includes Python.h; vLLM on a CPU links libnuma. Images bring these.
+if [[ -z ${INTO:-} && ",$extras," =~ ,(cpu|cuda), ]]; then
+    probe=$python missing=
+    if "$venv/bin/python" -c 'import pip' 2>/dev/null; then probe=$venv/bin/python; fi
+    command -v "${CXX:-g++}" >/dev/null || [[ $device == cuda && -n $(command -v gcc clang) ]] || missing+=" g++"
+    if [ "$device" = cpu ]; then "$probe" -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null || missing+=" libnuma1"; fi
+    "$probe" -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include", "venv") + "/Python.h"))' \
         || missing+=" python3-dev"
-    [ -z "$missing" ] || fail "vLLM on a CPU needs what this machine lacks:$missing; on Debian: apt-get install$missing"
+    [ -z "$missing" ] || fail "vLLM needs what this machine lacks:$missing; on Debian: apt-get install$missing (for a Python that is not the system's own: its headers, as python3.11-dev)"
 fi
 # The CPU environment takes 4 GiB. The wheels for CUDA are 4 GiB; 16 GiB leave room to unpack them, an estimate.
 case $device in cpu) needed_gib=6 ;; cuda) needed_gib=16 ;; esac

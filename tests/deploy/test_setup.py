@@ -225,16 +225,15 @@ def test_a_disk_too_full_is_refused_before_anything_is_installed(tree: Tree, dev
     assert tree.setup(DEVICE=device).returncode == 0
 
 
-def test_what_vllm_needs_on_a_cpu_is_named_before_anything_is_installed(tree: Tree) -> None:
-    lacking = {"NO_LIBNUMA": "1", "NO_HEADERS": "1", "CXX": "no-such-compiler"}
-    refused = tree.setup(DEVICE="cpu", **lacking)
+def test_what_vllm_needs_of_the_system_is_named_before_anything_is_installed(tree: Tree) -> None:
+    refused = tree.setup(DEVICE="cpu", NO_LIBNUMA="1", NO_HEADERS="1", CXX="no-such-compiler")
     packages = "g++ libnuma1 python3-dev"
     assert (refused.returncode, tree.asked()) == (1, [])
-    assert refused.stderr == (
-        f"setup: vLLM on a CPU needs what this machine lacks: {packages}; on Debian: apt-get install {packages}\n"
-    )
-    assert tree.setup(DEVICE="cpu", NO_HEADERS="1").stderr.endswith("apt-get install python3-dev\n")
-    assert tree.setup(DEVICE="cuda", **lacking).returncode == 0
+    expected = f"setup: vLLM needs what this machine lacks: {packages}; on Debian: apt-get install {packages} (for a"
+    assert refused.stderr.startswith(expected)
+    for device in ("cpu", "cuda"):
+        assert "lacks: python3-dev; on Debian" in tree.setup(DEVICE=device, NO_HEADERS="1").stderr
+    assert tree.setup(DEVICE="cuda", NO_LIBNUMA="1").returncode == 0
 
 
 def test_a_second_run_does_nothing_and_says_nothing(tree: Tree) -> None:

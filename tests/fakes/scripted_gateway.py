@@ -150,7 +150,7 @@ class ScriptedGateway:
 
     async def list_sessions(self, request: HttpRequest) -> Response:
         if self.lacks_scope:
-            return JSONResponse({"title": "Forbidden", "status": 403}, 403)
+            return JSONResponse({"title": "Forbidden", "status": 403, "code": "insufficient_scope"}, 403)
         self.arrival_delay = max(0, self.arrival_delay - 1)
         newest = list(reversed(self.by_last_turn))[: int(request.query_params["limit"])]
         sessions = [self._session(name) for name in newest]

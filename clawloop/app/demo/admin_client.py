@@ -233,8 +233,9 @@ class AdminClient:
                 async with self._session.request(method, f"{self._url}{path}", **content) as answer:
                     if answer.status in (200, 201):
                         return await answer.json()
-                    why = f"{answer.status}: {(await answer.text())[:200]}"
-                    if answer.status == 403:
+                    said = await answer.text()
+                    why = f"{answer.status}: {said[:200]}"
+                    if '"insufficient_scope"' in said:
                         raise ScopeMissing(f"{failure}: {why}")
                     refused = answer.status < 500
             except (aiohttp.ClientError, TimeoutError) as error:
