@@ -234,7 +234,6 @@ def _service(name: str, size: int, how: str) -> Process:
 # On GPUs --------------------------------------------------------------------------------------------------------------
 # A layout on GPUs: one shared by engine and trainer, or engines, judge engine and trainer on GPUs of their own.
 
-"""Share of a trainer's GPU that is left to the driver, and to memory that the estimates miss."""
 MOST_PARALLEL = 8
 """GPUs of one engine: as many as one machine connects."""
 
@@ -465,8 +464,7 @@ def _require_consistent(request: Request) -> None:
     if request.gpus is None and request.model.architecture.startswith(_LINEAR_ATTENTION):
         raise SetupError(
             f"{request.model.name} has layers of linear attention: vLLM on a CPU needs torchvision for it, which "
-            "PyPI has only as CUDA builds, and reads its prompts in chunks, where a request's seed crashes the engine: "
-            "it needs GPUs"
+            "PyPI has only as CUDA builds: it needs GPUs"
         )
     if request.training is None:
         for option, given in (("--quantise", request.quantise), ("--serve-model", request.serve_model)):
