@@ -195,7 +195,7 @@ async def test_the_end_shows_frozen_trained_and_notes_and_three_replies_before_a
     plan = Plan((run,), 64, paced=True, model="smollm2")
     totals = RunTotals(64, 0, 2, 2, 60.0, taste=await user.findings(client, BASE))
     report = report_run(plan, run, rows, totals, 20.0)
-    head, frozen, trained, notes, *examples = taste_lines(report)
+    head, frozen, trained, notes, told_once, *others = taste_lines(report)
     assert head == "taste: brief (at most 40 words, and ended), on 32 held-out requests"
     shown = [" ".join(line.split()) for line in (frozen, trained)]
     assert shown == [
@@ -203,6 +203,12 @@ async def test_the_end_shows_frozen_trained_and_notes_and_three_replies_before_a
         "version 2 in taste 100%, facts 100%, words 5, cut 0%, loops 0",
     ]
     assert notes.strip().startswith("frozen, ")
+    assert " ".join(told_once.split()) == "frozen, told once in taste 100%, on 16 of them"
+    first = others.index(f"> {HELD_OUT[0]}")
+    unasked, examples = others[:first], others[first:]
+    assert " ".join(" ".join(unasked).split()).startswith("not asked for, frozen → version 2: prose ")
+    assert "brief" not in "".join(unasked)
+    assert max(map(len, unasked)) <= 80
     assert [line for line in examples if line.startswith("> ")] == [f"> {request}" for request in HELD_OUT[:3]]
     assert examples[2] == "  after:  The sea rises and falls."
     assert examples[1].endswith(" …")

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean, median
+from textwrap import wrap
 
 from pydantic import TypeAdapter, ValidationError
 
 from clawloop.app.demo.comparison import BAND, TEST, Difference, MethodSummary, Spread, differences, summarise
 from clawloop.app.demo.report import Evaluation, RunReport
-from clawloop.app.demo.sessions import Scores
+from clawloop.app.demo.sessions import FEW_REQUESTS, Scores
 from clawloop.core.errors import SetupError
 
 _RUNS = TypeAdapter(list[RunReport])
@@ -26,6 +27,7 @@ _LABELS = {
 _COUNTS = ("interactions_to_90", "relearned_after")
 _MISSING = "–"
 _SHOWN_CHARACTERS = 240  # of a reply
+_WIDTH = 80
 
 
 def as_json(runs: Sequence[RunReport], seconds: float) -> str:
@@ -117,6 +119,14 @@ def taste_lines(run: RunReport) -> list[str]:
         f" cut {row.cut:4.0%}, loops {row.loops}"
         for name, row in rows
     ]
+    if (told := found.told.get(found.taste)) is not None:
+        lines.append(f"  {'frozen, told once':<18} in taste {told:4.0%}, on {FEW_REQUESTS} of them")
+    others = [
+        f"{name} {before:.0%} → {after:.0%}" for name, (before, after) in found.tastes.items() if name != found.taste
+    ]
+    if others:
+        what = f"not asked for, frozen → version {trained.version}: {', '.join(others)}"
+        lines += wrap(what, _WIDTH, initial_indent="  ", subsequent_indent="    ")
     for example in found.examples:
         lines += [
             f"> {example.request}",

@@ -88,6 +88,8 @@ class TasteFindings:
         note_lines: lines of that prompt.
         told: by taste that was tried, in the drawn order, the share of 16 replies that meet it when the base model is
             told. The user's is the one that gains most.
+        tastes: by every taste, the shares of the held-out replies that meet it before and after: what changes though
+            nobody asked for it shows in the others.
     """
 
     taste: str
@@ -96,6 +98,7 @@ class TasteFindings:
     note_lines: int
     examples: tuple[Example, ...]
     told: dict[str, float] = field(default_factory=dict)
+    tastes: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
 class UserSide(Protocol):
@@ -261,6 +264,7 @@ class TasteUser:
                 :SHOWN_EXAMPLES
             ],
             told={taste.value: share for taste, share in self._told.items()},
+            tastes={each.value: (share_met(each, self._first), share_met(each, self._newest)) for each in Taste},
         )
 
     async def _meet_base(self, client: ChatClient, model: str) -> None:
