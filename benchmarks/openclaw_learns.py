@@ -4,8 +4,8 @@ OpenClaw comes from npm and has two tools, read and write, within its own worksp
 starts: gateway, PostgreSQL, Temporal, vLLM, trainer. The person has one preference, which a rule checks on the tools
 that were called and on the answer, and reacts in words alone, without a judge and ratings. Held-out requests are
 measured on the frozen model, on the version that chat has trained, and on the frozen model with all that the person
-said as notes in AGENTS.md. Each finished arm is added to a file; what is there is not run again. Run as
-`make bench ARGS="openclaw-learns FOLDER --seeds 100,101,102"`.
+said as notes in AGENTS.md. Each message is a line in a file as soon as it is answered, and the weights stay in the data
+folder: a run that was ended goes on there. Run as `make bench ARGS="openclaw-learns FOLDER --seeds 100,101,102"`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from statistics import fmean
@@ -33,9 +33,10 @@ from benchmarks.options import at_least
 from clawloop.app.cli.openclaw_config import configuration, merged
 from clawloop.app.cli.up import prepare_deployment
 from clawloop.app.demo.admin_client import AdminClient
-from clawloop.app.demo.run import DemoSetup, database_of
+from clawloop.app.demo.run import database_of, parts_environment
 from clawloop.app.local.model_layout import ModelOptions, widest_dtype
 from clawloop.app.local.parts import Deployment
+from clawloop.app.local.plan import UpOptions
 from clawloop.app.local.supervision.supervisor import LineBoard, TableBoard, open_board
 from clawloop.app.local.up import Started
 from clawloop.app.local.up import run as run_up
@@ -52,7 +53,7 @@ ARMS, TOOLS = ("frozen", "trained", "notes"), ["read", "write"]
 CONTEXT, REPLY_TOKENS = 8192, 160  # OpenClaw's first prompt has 3,010 tokens with these tools
 BELIEVED_CONTEXT = 65_536  # by OpenClaw: it compacts nothing
 MOST_BEFORE = 0.6
-TURN_SECONDS = 3600  # a prompt of some thousand tokens takes minutes on two busy cores
+TURN_SECONDS = 900  # a prompt of some thousand tokens takes a minute on two cores; a loop of tool calls has no end
 RECORDED_SECONDS, LEARNED_SECONDS, POLL_SECONDS = 300.0, 7200.0, 1.0
 
 # The person -----------------------------------------------------------------------------------------------------------
@@ -60,14 +61,15 @@ RECORDED_SECONDS, LEARNED_SECONDS, POLL_SECONDS = 300.0, 7200.0, 1.0
 
 @dataclass(frozen=True)
 class Run:
-    """The tools that OpenClaw called for one message, its answer, and the tokens of its first prompt."""
+    """The tools that OpenClaw called for one message, its answer, the tokens of its first prompt, and why it failed."""
 
     said: str
     calls: list[str]
     text: str
     seconds: float
     prompt_tokens: int | None
-    version: int
+    version: int | None
+    failed: str | None = None
 
 
 class Preference(StrEnum):
@@ -138,22 +140,26 @@ class Access:
         return running_openclaw(folder, configure, turn_seconds=TURN_SECONDS)
 
     async def say(self, client: OpenClaw, text: str, conversation: str) -> Run:
-        """Say something, and read from the gateway what OpenClaw did for it."""
-        began = time.monotonic()
-        answer = await client.say(text, conversation)
+        """Say something, and read from the gateway what OpenClaw did for it; what fails did nothing."""
+        began, answer, failed = time.monotonic(), "", None
+        turns: list[dict[str, Any]] = []
+        try:
+            answer = await client.say(text, conversation)
+            async with asyncio.timeout(RECORDED_SECONDS):
+                while not any(not _calls(turn) for turn in turns):
+                    await asyncio.sleep(POLL_SECONDS)
+                    turns = await self._new_turns()
+        except (AssertionError, TimeoutError, httpx.HTTPError) as error:  # OpenClaw gave up, or never came to an answer
+            failed = f"{type(error).__name__}: {error}"[:500]
+            turns = await self._new_turns()
         seconds = round(time.monotonic() - began, 1)
-        async with asyncio.timeout(RECORDED_SECONDS):
-            while True:
-                turns = await self._new_turns()
-                if done := [turn for turn in turns if not _calls(turn)]:
-                    break
-                await asyncio.sleep(POLL_SECONDS)
         self._seen |= {turn["turn"]["id"] for turn in turns}
         calls = [name for turn in turns for name in _calls(turn)]
-        first = turns[0]
-        prompt = len(first["tokens"]["prompt_ids"]) if first.get("tokens") else None
-        said = text_of(done[-1]["response"] or {}) or answer
-        return Run(text, calls, said, seconds, prompt, first["turn"]["version"])
+        done = [turn for turn in turns if not _calls(turn)]
+        prompt = len(turns[0]["tokens"]["prompt_ids"]) if turns and turns[0].get("tokens") else None
+        said = text_of(done[-1]["response"] or {}) if done else ""
+        version = turns[0]["turn"]["version"] if turns else None
+        return Run(text, calls, "" if failed else said or answer, seconds, prompt, version, failed)
 
     async def _new_turns(self) -> list[dict[str, Any]]:
         """Answers to a person that were not read before, in order."""
@@ -190,14 +196,42 @@ def recipe(batch: int, lr: float) -> Recipe:
     return WITHOUT_JUDGE.model_copy(update={"name": "openclaw_hindsight", "train": pace})
 
 
+@dataclass(frozen=True)
+class Lines:
+    """The file of results: a line for each message, of runs by these options.
+
+    Args:
+        options: that decide on what is measured; lines of other ones are left alone.
+    """
+
+    path: Path
+    options: Mapping[str, Any]
+
+    def runs(self, seed: int, arm: str, preference: Preference) -> list[dict[str, Any]]:
+        texts = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
+        of = {"seed": seed, "arm": arm, "preference": preference.value, "options": dict(self.options)}
+        return [line for text in texts if of.items() <= (line := json.loads(text)).items()]
+
+    def add(self, seed: int, arm: str, preference: Preference, run: Run, **more: Any) -> None:
+        of = {"seed": seed, "arm": arm, "preference": preference.value, "options": dict(self.options)}
+        line = of | {"met": preference.is_met(run), "run": asdict(run)} | more
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        told = f"{run.calls} {run.text[:60]!r} in {run.seconds} s{f', {run.failed}' if run.failed else ''}"
+        print(f"seed {seed}, {arm}: {run.said} -> {told}", flush=True)
+
+
 @dataclass
 class Seed:
     """One person with a policy of its own; `ready` and `use` are for `clawloop up`."""
 
     number: int
     scratch: Path
-    options: argparse.Namespace
-    wishes: dict[str, None] = field(default_factory=dict)
+    lines: Lines
+    held_out: int
+    sessions: int
+    recipe: Recipe
     _key: str = ""
     access: Access = field(init=False)  # once everything has started
 
@@ -210,77 +244,70 @@ class Seed:
         database = database_of(deployment)
         try:
             await ensure_policy(database, self.policy, deployment.base_model, [])
-            await ensure_recipe(database, self.policy, recipe(self.options.batch, self.options.lr))
+            await ensure_recipe(database, self.policy, self.recipe)
             _, self._key = await PostgresKeyStore(database).create_key(self.policy, frozenset(Scope), name="a person")
         finally:
             await database.close()
         return secrets
 
     async def use(self, started: Started) -> None:
-        """Measure the arms that are missing, in their order: notes are what the person said in the chat."""
+        """Measure what is missing, in the arms' order: notes are what the person said in the chat."""
         base = started.deployment.base_model
         self.access = Access(started.gateway, self.policy, self._key, base)
-        done = finished(self.options.out).get(self.number, {})
-        if "frozen" in done:
-            preference = Preference(done["frozen"]["preference"])
-        else:
-            preference, runs = await self._draw()
-            self.keep("frozen", preference, runs)
-        if "trained" in done:
-            self.wishes = dict.fromkeys(done["trained"]["wishes"])
-        else:
-            chat, met = await self._chat(preference)
-            runs = await self._measure(preference, "trained", "policy")
-            self.keep("trained", preference, runs, wishes=list(self.wishes), met_in_chat=met, chat=chat)
-        if "notes" not in done:
-            self.keep("notes", preference, await self._measure(preference, "notes", self.access.frozen, self.wishes))
+        preference = await self._draw()
+        await self._chat(preference)
+        await self._measure(preference, "trained", "policy")
+        said = [line["reaction"] for line in self.lines.runs(self.number, "chat", preference) if not line["met"]]
+        await self._measure(preference, "notes", self.access.frozen, notes=list(dict.fromkeys(said)))
+        print(f"seed {self.number}, {preference}: {self.shares(preference)}", flush=True)
 
-    async def _draw(self) -> tuple[Preference, list[Run]]:
+    def shares(self, preference: Preference) -> str:
+        found = {arm: self.lines.runs(self.number, arm, preference) for arm in ARMS}
+        return ", ".join(f"{arm} {share(runs):.0%} of {len(runs)}" for arm, runs in found.items() if runs)
+
+    async def _draw(self) -> Preference:
         """The seed's first preference that the frozen model meets in at most 60 % of its answers."""
-        order = random.Random(f"preference {self.number}").sample(list(Preference), len(Preference))
-        for preference in order:
-            runs = await self._measure(preference, f"frozen-{preference.name}", self.access.frozen)
-            if share(preference, runs) <= MOST_BEFORE:
-                return preference, runs
-            self.keep("too good", preference, runs)
+        for preference in random.Random(f"preference {self.number}").sample(list(Preference), len(Preference)):
+            await self._measure(preference, "frozen", self.access.frozen)
+            if share(self.lines.runs(self.number, "frozen", preference)) <= MOST_BEFORE:
+                return preference
         raise SystemExit(f"the model meets each preference in more than {MOST_BEFORE:.0%} of its answers")
 
     async def _measure(
-        self, preference: Preference, name: str, model: str, notes: Mapping[str, None] | None = None
-    ) -> list[Run]:
-        asked = requests(preference, held_out=True)[: self.options.held_out]
-        folder = self.scratch / name
+        self, preference: Preference, arm: str, model: str, *, notes: Sequence[str] | None = None
+    ) -> None:
+        """Ask the held-out requests that were not asked yet."""
+        asked = requests(preference, held_out=True)[: self.held_out]
+        done = len(self.lines.runs(self.number, arm, preference))
+        if done == len(asked):
+            return
+        folder = Path(tempfile.mkdtemp(prefix=f"{arm}-", dir=self.scratch))
         async with self.access.openclaw(folder, model=model, measuring=True, notes=notes is not None) as client:
             if notes is not None:
                 lines = ["# What the user said about earlier answers", *(f"- {each}" for each in notes)]
                 (folder / "workspace" / "AGENTS.md").write_text("\n".join(lines), encoding="utf-8")
-            runs = []
-            for at, request in enumerate(asked):
-                runs.append(await self.access.say(client, request, f"{name}-{at}"))
-                told = f"{runs[-1].calls} {runs[-1].text[:60]!r} in {runs[-1].seconds} s"
-                print(f"seed {self.number}, {name}: {request} -> {told}", flush=True)
-            return runs
+            for at in range(done, len(asked)):
+                run = await self.access.say(client, asked[at], f"{arm}-{at}")
+                self.lines.add(self.number, arm, preference, run)
 
-    async def _chat(self, preference: Preference) -> tuple[list[dict[str, Any]], list[bool]]:
-        """Sessions of two requests, with what the person says of each answer; then wait until it is learned."""
-        draw = random.Random(f"chat {self.number}")
-        asked = draw.sample(requests(preference, held_out=False), 2 * self.options.sessions)
-        chat: list[dict[str, Any]] = []
-        met: list[bool] = []
-        async with self.access.openclaw(self.scratch / "chat", model="policy", measuring=False) as client:
-            for session in range(self.options.sessions):
-                conversation = f"chat-{session}"
-                for request in asked[2 * session : 2 * session + 2]:
-                    run = await self.access.say(client, request, conversation)
-                    met.append(preference.is_met(run))
-                    reaction = draw.choice(_SAID["thanks"] if met[-1] else _SAID[preference]["wishes"])
-                    if not met[-1]:
-                        self.wishes[reaction] = None
-                    after = await self.access.say(client, reaction, conversation)
-                    chat += [asdict(run) | {"met": met[-1]}, asdict(after)]
+    async def _chat(self, preference: Preference) -> None:
+        """Sessions of a request and what the person says of the answer, each learned before the next one.
+
+        A further request in a session would be the next state of the answer to that, and say nothing of it.
+        """
+        asked = random.Random(f"chat {self.number}").sample(requests(preference, held_out=False), self.sessions)
+        done = len(self.lines.runs(self.number, "chat", preference))
+        if done == self.sessions:
+            return
+        folder = Path(tempfile.mkdtemp(prefix="chat-", dir=self.scratch))
+        async with self.access.openclaw(folder, model="policy", measuring=False) as client:
+            for session in range(done, self.sessions):
+                run = await self.access.say(client, asked[session], f"chat-{session}")
+                said = _SAID["thanks"] if preference.is_met(run) else _SAID[preference]["wishes"]
+                reaction = random.Random(f"reaction {self.number} {session}").choice(said)
+                after = await self.access.say(client, reaction, f"chat-{session}")
                 await self._learned()
-                print(f"seed {self.number}: session {session + 1}, version {chat[-1]['version']}, {met}", flush=True)
-        return chat, met
+                self.lines.add(self.number, "chat", preference, run, reaction=reaction, after=asdict(after))
 
     async def _learned(self) -> None:
         """Wait until every full batch is a version: people take longer for a session than this machine for a step."""
@@ -290,63 +317,41 @@ class Seed:
                     return
                 await asyncio.sleep(POLL_SECONDS)
 
-    def keep(self, arm: str, preference: Preference, runs: Sequence[Run], **more: Any) -> None:
-        """Add a finished arm to the file."""
-        line = {
-            "seed": self.number,
-            "arm": arm,
-            "preference": preference.value,
-            "share": share(preference, runs),
-            "seconds": fmean(run.seconds for run in runs),
-            "tools": TOOLS,
-            "batch": self.options.batch,
-            "lr": self.options.lr,
-            "runs": [asdict(run) | {"met": preference.is_met(run)} for run in runs],
-        }
-        self.options.out.parent.mkdir(parents=True, exist_ok=True)
-        with self.options.out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line | more) + "\n")
-        print(f"seed {self.number}, {arm}: {preference}: {line['share']:.0%} of {len(runs)}", flush=True)
 
-
-def share(preference: Preference, runs: Sequence[Run]) -> float:
-    """Share of the runs that meet a preference."""
-    return fmean(preference.is_met(run) for run in runs)
-
-
-def finished(path: Path) -> dict[int, dict[str, dict[str, Any]]]:
-    """The arms in a file of results, by seed."""
-    found: dict[int, dict[str, dict[str, Any]]] = {}
-    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        line = json.loads(text)
-        found.setdefault(line["seed"], {})[line["arm"]] = line
-    return found
+def share(lines: Sequence[Mapping[str, Any]]) -> float:
+    """Share of the lines whose run meets the preference; at least one."""
+    return fmean(bool(line["met"]) for line in lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks openclaw-learns", description="OpenClaw on a real model")
     parser.add_argument("model", type=Path, help="folder of a model whose chat template knows tools")
     parser.add_argument("--seeds", default="1", help="between commas; 1 to 99 are for tuning")
-    parser.add_argument("--sessions", type=at_least(1), default=8, help="of two requests each, before measuring again")
+    parser.add_argument("--sessions", type=at_least(1), default=16, help="of one request, before measuring again")
     parser.add_argument("--held-out", type=at_least(1), default=16, help="requests that each arm is measured by")
     parser.add_argument("--batch", type=at_least(1), default=8)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--context", type=at_least(1024), default=CONTEXT)
+    parser.add_argument("--data", type=Path, default=Path(".clawloop/openclaw-learns"), help="a folder for each seed")
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
+    decide = {"model": options.model.name} | {
+        name: getattr(options, name) for name in ("sessions", "held_out", "batch", "lr", "context")
+    }
+    lines = Lines(options.out, decide)
     for seed in map(int, options.seeds.split(",")):
-        if set(ARMS) <= finished(options.out).get(seed, {}).keys():
-            continue
+        folder = (options.data / f"{options.model.name}-{seed}").absolute()
+        folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory() as scratch:
-            setup = DemoSetup(data=Path(scratch) / "data", out=options.out.parent, environment=dict(os.environ))
-            with setup.installation(options.model.absolute(), None, sandboxes=False) as up:
-                models = ModelOptions(dtype=widest_dtype(), max_model_len=options.context)
-                person = Seed(seed, Path(scratch) / "openclaw", options)
-                with open_board(Console(), LineBoard, TableBoard) as board:
-                    asyncio.run(run_up(replace(up, models=models), board, person.ready, person.use))
-    for seed, arms in finished(options.out).items():
-        shares = ", ".join(f"{arm} {line['share']:.0%}" for arm, line in arms.items() if arm in ARMS)
-        print(f"seed {seed}, {next(iter(arms.values()))['preference']}: {shares}")
+            up = UpOptions(
+                data=folder, environment=parts_environment(os.environ, toy=False), port=0, gateways=1,
+                temporal_port=0, temporal_ui_port=0, engine_port=0, model=options.model.absolute(),
+                models=ModelOptions(dtype=widest_dtype(), max_model_len=options.context), sandboxes=False,
+            )  # fmt: skip
+            pace = recipe(options.batch, options.lr)
+            person = Seed(seed, Path(scratch), lines, options.held_out, options.sessions, pace)
+            with open_board(Console(), LineBoard, TableBoard) as board:
+                asyncio.run(run_up(up, board, person.ready, person.use))
 
 
 if __name__ == "__main__":

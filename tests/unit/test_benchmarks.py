@@ -332,11 +332,19 @@ def test_openclaw_is_measured_by_requests_that_no_chat_has(preference: Preferenc
     assert not held_out & chats
 
 
-def test_an_arm_of_openclaw_that_is_in_the_file_is_known(tmp_path: Path) -> None:
-    out = tmp_path / "results" / "learns.jsonl"
-    options = argparse.Namespace(out=out, batch=8, lr=1e-4)
-    person = openclaw_learns.Seed(7, tmp_path, options)
-    assert openclaw_learns.finished(out) == {}
-    person.keep("frozen", Preference.ASKS, [ran("write"), ran(text="May I?")])
-    [line] = openclaw_learns.finished(out)[7].values()
-    assert (line["share"], [run["calls"] for run in line["runs"]]) == (0.5, [["write"], []])
+def test_a_run_of_openclaw_goes_on_behind_the_lines_of_its_own_options(tmp_path: Path) -> None:
+    lines = openclaw_learns.Lines(tmp_path / "results" / "learns.jsonl", {"model": "small", "batch": 8})
+    assert lines.runs(7, "frozen", Preference.ASKS) == []
+    for run in (ran("write"), ran(text="May I?")):
+        lines.add(7, "frozen", Preference.ASKS, run)
+    found = lines.runs(7, "frozen", Preference.ASKS)
+    assert [line["run"]["calls"] for line in found] == [["write"], []]
+    assert openclaw_learns.share(found) == 0.5
+    other = openclaw_learns.Lines(lines.path, {"model": "small", "batch": 16})
+    for none in (
+        lines.runs(8, "frozen", Preference.ASKS),
+        lines.runs(7, "frozen", Preference.WRITES),
+        lines.runs(7, "notes", Preference.ASKS),
+        other.runs(7, "frozen", Preference.ASKS),
+    ):
+        assert none == []
