@@ -385,7 +385,7 @@ async def test_pausing_shows_the_reason_until_it_is_resumed(page: Page) -> None:
         await visitor.post("/ui/training/resume")
         shown = await visitor.get("/ui/now")
         assert "paused: I am on holiday" not in shown
-        assert "<b>resumed</b>" in shown
+        assert "<b>training resumed</b>" in shown
 
 
 async def test_the_first_visit_leads_to_a_key_and_a_recorded_chat(page: Page) -> None:
