@@ -209,17 +209,19 @@ class Lines:
 
     def runs(self, seed: int, arm: str, preference: Preference) -> list[dict[str, Any]]:
         texts = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
-        of = {"seed": seed, "arm": arm, "preference": preference.value, "options": dict(self.options)}
+        of = self._of(seed, arm, preference)
         return [line for text in texts if of.items() <= (line := json.loads(text)).items()]
 
     def add(self, seed: int, arm: str, preference: Preference, run: Run, **more: Any) -> None:
-        of = {"seed": seed, "arm": arm, "preference": preference.value, "options": dict(self.options)}
-        line = of | {"met": preference.is_met(run), "run": asdict(run)} | more
+        line = self._of(seed, arm, preference) | {"met": preference.is_met(run), "run": asdict(run)} | more
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         told = f"{run.calls} {run.text[:60]!r} in {run.seconds} s{f', {run.failed}' if run.failed else ''}"
         print(f"seed {seed}, {arm}: {run.said} -> {told}", flush=True)
+
+    def _of(self, seed: int, arm: str, preference: Preference) -> dict[str, Any]:
+        return {"seed": seed, "arm": arm, "preference": preference.value, "options": dict(self.options)}
 
 
 @dataclass

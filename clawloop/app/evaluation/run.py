@@ -177,7 +177,7 @@ def finished_runs(plan: Plan, lines: LineFile) -> list[RunFigure]:
     for user in plan.users:
         for seed in range(plan.seeds):
             if len(_met(lines, FROZEN, seed, user)) == plan.limit:
-                share = _share(lines.facts.get(_FROZEN_FACTS)) if seed == 0 else None  # asked once, of no seed
+                share = _share(lines.facts.get((FROZEN, seed, None)))  # asked once, see `_FROZEN_FACTS`
                 runs.append(_figure(plan, lines, FROZEN, seed, user, share))
     for cell in cells(plan):
         if is_finished(plan, lines, cell):
