@@ -95,15 +95,17 @@ def test_a_part_that_fails_or_does_not_end_stops_no_other(
     parts = [Part(name, limit) for name, limit in limits.items()]
     log = tmp_path / "log"
     raised, endless, worked = run_parts(parts, 900, command, tmp_path, log)
-    [late] = run_parts([Part("comes too late", 300)], 1, command, tmp_path, log)
+    # A part has what is left of the program's time.
+    cut, late = run_parts([Part("does not end", 300), Part("comes too late", 300)], 6, command, tmp_path, log)
     assert (raised["result"], raised["begun"], worked["result"], worked["begun"]) == ("failed", 1, "passed", 4)
     assert "RuntimeError: broken" in raised["error"]
     assert endless["result"] == "did not end in 20 s"
     assert endless["begun"] == 2
     assert "Fatal Python error: Aborted" in endless["error"], "where it was"
-    assert (late["result"], late["reason"]) == ("not run", "the 1 s of the program were over")
+    assert cut["result"] == "did not end in 6 s"
+    assert (late["result"], late["reason"]) == ("not run", "the 6 s of the program were over")
     printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert printed == [raised, endless, worked, late]
+    assert printed == [raised, endless, worked, cut, late]
 
 
 def test_all_wheels_that_are_carried_are_pinned() -> None:
