@@ -36,7 +36,7 @@ from clawloop.core.errors import JudgeUnavailable
 from clawloop.core.ids import TurnId
 from clawloop.core.judging.prompts import AnswerForm, JudgePrompt, vote_prompt
 from clawloop.core.recipes.recipe import Signal
-from clawloop.serving.endpoints import Endpoint, place_in_queue
+from clawloop.serving.endpoints import Endpoint, connector, place_in_queue
 from clawloop.serving.judge import MAX_CONCURRENT, JudgeClient
 from clawloop.training.model.port import LoraShape
 from tests.e2e.adapters import random_versions
@@ -135,7 +135,7 @@ async def measured(url: str, model: str, tokens: int, questions: Sequence[int]) 
     """Figures of streams and new chats alone, and beside so many questions at a time."""
     here = [Endpoint(url, model)]
     async with (
-        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session,
+        aiohttp.ClientSession(connector=connector(), timeout=aiohttp.ClientTimeout(total=None)) as session,
         JudgeClient(lambda policy: here, AnswerForm.GRAMMAR, with_chats=True) as judge,
     ):
         client = Client(session, url, model)
@@ -200,7 +200,7 @@ async def adapters_measured(url: str, base: str, adapter: Path, tokens: int) -> 
     """Tokens/s of the base model and of the adapter, by the number of streams."""
     timeout = aiohttp.ClientTimeout(total=None)
     lines: list[dict[str, Any]] = []
-    async with aiohttp.ClientSession(timeout=timeout) as session:
+    async with aiohttp.ClientSession(connector=connector(), timeout=timeout) as session:
         loaded = {"lora_name": adapter.name, "lora_path": str(adapter)}
         async with session.post(f"{url}/v1/load_lora_adapter", json=loaded) as answer:
             answer.raise_for_status()
