@@ -35,7 +35,7 @@ PROGRAMS = {
 PRINTING = {
     "injections": ("benchmarks.injections", "how often injected text sways a judge; --url URL --name MODEL for yours"),
     "openclaw-learns": ("benchmarks.openclaw_learns", "the real OpenClaw on a real model, corrected in chat"),
-    "streams": ("benchmarks.streams", "how long eight streams stand still while a judge's prompts are read"),
+    "streams": ("benchmarks.streams", "how long streams stand still and new chats wait while judges are asked"),
     "tastes": ("benchmarks.tastes", "what recipes do to a taste and to content, on a real small model in one process"),
 }
 RATIOS = Path(__file__).with_name("ratios.json")

@@ -1,9 +1,8 @@
-"""How long eight streams stand still while a judge's prompts are read, and how long a new chat waits to begin.
+"""How long eight streams stand still, and a new chat waits to begin, while judges are asked on the same CPU engine.
 
-On one engine after another, on the CPU and with the same model: prompts read whole and judges before chats, as engines
-were started once; and prompts read in pieces and chats first, as `clawloop up` starts them. Each engine is asked the
-same twice: streams alone, and streams beside a judge that asks one long question after another and a new chat every
-other second. Run as `make bench ARGS="streams FOLDER"`.
+The engine is started as `clawloop up` starts it, and has eight streams and a new chat every other second: first alone,
+then beside votes that a judge worker's own client asks for, as many questions at a time as it has under way. Run as
+`make bench ARGS="streams FOLDER"`; `--questions 1,8` tries fewer at a time beside it.
 
 With `--adapter` the tokens/s of one, four and sixteen streams of the base model and of an adapter of rank 16 are
 compared instead, without and with Clawloop's plugin of vLLM.
@@ -17,28 +16,40 @@ import json
 import random
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
+from uuid import UUID
 
 import aiohttp
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.options import sizes
 from benchmarks.processes import free_port
 from benchmarks.report import load_now
-from clawloop.serving.endpoints import JUDGE_BEHIND, place_in_queue
+from clawloop.core.errors import JudgeUnavailable
+from clawloop.core.ids import TurnId
+from clawloop.core.judging.prompts import AnswerForm, JudgePrompt, vote_prompt
+from clawloop.core.recipes.recipe import Signal
+from clawloop.serving.endpoints import Endpoint, connector, place_in_queue
+from clawloop.serving.judge import MAX_CONCURRENT, JudgeClient
 from clawloop.training.model.port import LoraShape
 from tests.e2e.adapters import random_versions
 from tests.e2e.conftest import running_engine
 from tests.engine_options import engine_options
+from tests.unit.judging.conversations import evidence
 
 OUT = Path(__file__).parent / "results" / "streams.jsonl"
-STREAMS, QUESTION_TOKENS, ANSWER_TOKENS, CHAT_TOKENS = 8, 1900, 8, 60
+STREAMS, CHAT_TOKENS = 8, 60
+# Nearly every vocabulary has each as one token: with instruction and tags a question has some 1,900.
+WORDS = ("the", "file", "notes", "apples", "meeting", "seven", "write", "please", "report", "draft", "server", "garden")
+QUESTION_WORDS = 1700
+SIGNAL = Signal()
 CONTEXT = 4096
 NEW_CHAT_SECONDS = 2.0
 _CACHE = ("--kv-cache-memory-bytes", str(2**30))
@@ -47,30 +58,10 @@ COLUMNS = {
     "median_gap_s": "median gap s",
     "tokens_per_s": "tokens/s",
     "first_token_s": "first token s, at most",
+    "median_first_token_s": "median first token s",
     "answer_s": "judge's answer s",
 }
-_UNCUT = ("--long-prefill-token-threshold", "0")
-_BEFORE_CHATS = -1  # earlier than any second of our time
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """One way to start an engine and to order its requests."""
-
-    name: str
-    further: tuple[str, ...]
-    of_judge: Callable[[], dict[str, int]]
-    seeded: bool = True  # without the plugin a `seed` in a prompt that is read in pieces ends the engine
-
-
-WAYS = (
-    Way(
-        "whole prompts, judges first",
-        ("--no-enable-chunked-prefill", "--max-num-batched-tokens", str(CONTEXT), *_UNCUT),
-        lambda: {"priority": _BEFORE_CHATS},
-    ),
-    Way("pieces, chats first", (), lambda: place_in_queue(JUDGE_BEHIND)),
-)
+COMPARED = ("longest_gap_s", "first_token_s", "median_first_token_s")
 
 
 @dataclass
@@ -80,26 +71,35 @@ class Seen:
     Args:
         gaps: seconds between two tokens of a stream.
         first: seconds until the first token of a new chat.
-        judged: seconds of each of a judge's answers.
+        judged: seconds until a question had all its votes.
+        unanswered: questions that the judge's client gave up.
     """
 
     gaps: list[float] = field(default_factory=list)
     first: list[float] = field(default_factory=list)
     judged: list[float] = field(default_factory=list)
+    unanswered: int = 0
     tokens: int = 0
 
 
 class Client:
-    def __init__(self, session: aiohttp.ClientSession, url: str, model: str, way: Way) -> None:
-        self._session, self._url, self._model, self._way = session, f"{url}/v1/completions", model, way
+    def __init__(self, session: aiohttp.ClientSession, url: str, model: str) -> None:
+        self._session, self._url, self._model = session, f"{url}/v1/completions", model
         self._random = random.Random(7)
 
-    def prompt(self, tokens: int) -> list[int]:
+    def prompt(self) -> list[int]:
         """Tokens that no earlier prompt begins with, so that no cache has them."""
-        return [self._random.randrange(300, 5000) for _ in range(tokens)]
+        return [self._random.randrange(300, 5000) for _ in range(CHAT_TOKENS)]
+
+    def question(self) -> JudgePrompt:
+        """One that has nothing but the instruction in common with earlier ones."""
+        request, reply, answer = (" ".join(self._random.choices(WORDS, k=QUESTION_WORDS // 3)) for _ in range(3))
+        turn = TurnId(UUID(int=self._random.getrandbits(128)))
+        return vote_prompt(turn, evidence(request, reply, answer), AnswerForm.GRAMMAR)
 
     async def stream(self, seen: Seen, tokens: int, *, is_new: bool = False) -> None:
-        body = self._body(self.prompt(CHAT_TOKENS), tokens) | {"stream": True, **place_in_queue()}
+        body = {"model": self._model, "prompt": self.prompt(), "max_tokens": tokens, "ignore_eos": True}
+        body |= {"temperature": 0.6, "stream": True, **place_in_queue()}
         sent, times = time.monotonic(), []
         async with self._session.post(self._url, json=body) as answer:
             answer.raise_for_status()
@@ -112,51 +112,54 @@ class Client:
             seen.gaps += [after - before for before, after in pairwise(times)]
             seen.tokens += len(times)
 
-    async def judge(self, seen: Seen) -> None:
-        """Questions, one after another, until cancelled."""
-        while True:
-            sent = time.monotonic()
-            body = self._body(self.prompt(QUESTION_TOKENS), ANSWER_TOKENS) | self._way.of_judge()
-            async with self._session.post(self._url, json=body) as answer:
-                answer.raise_for_status()
-                await answer.read()
-            seen.judged.append(time.monotonic() - sent)
-
-    async def new_chats(self, seen: Seen) -> None:
+    async def new_chats(self, seen: Seen, chats: asyncio.TaskGroup) -> None:
+        """Begin one after the other, whether the last one has its token or not, until cancelled."""
         while True:
             await asyncio.sleep(NEW_CHAT_SECONDS)
-            await self.stream(seen, 1, is_new=True)
+            chats.create_task(self.stream(seen, 1, is_new=True))
 
-    def _body(self, prompt: Sequence[int], tokens: int) -> dict[str, Any]:
-        return {
-            "model": self._model, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0.6,
-        } | ({"seed": len(prompt)} if self._way.seeded else {})  # fmt: skip
+    async def judge(self, seen: Seen, judge: JudgeClient) -> None:
+        """Questions, one after another, until cancelled."""
+        await asyncio.sleep(NEW_CHAT_SECONDS)  # the streams have begun
+        while True:
+            sent = time.monotonic()
+            try:
+                await judge.answers("default", self.question(), SIGNAL.m, SIGNAL.judge_temperature)
+            except JudgeUnavailable:
+                seen.unanswered += 1
+            else:
+                seen.judged.append(time.monotonic() - sent)
 
 
-async def measured(url: str, model: str, way: Way, tokens: int) -> list[dict[str, Any]]:
-    """Figures of the streams alone, and beside a judge."""
-    lines: list[dict[str, Any]] = []
-    timeout = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
-        client = Client(session, url, model, way)
+async def measured(url: str, model: str, tokens: int, questions: Sequence[int]) -> AsyncIterator[dict[str, Any]]:
+    """Figures of streams and new chats alone, and beside so many questions at a time."""
+    here = [Endpoint(url, model)]
+    async with (
+        aiohttp.ClientSession(connector=connector(), timeout=aiohttp.ClientTimeout(total=None)) as session,
+        JudgeClient(lambda policy: here, AnswerForm.GRAMMAR, with_chats=True) as judge,
+    ):
+        client = Client(session, url, model)
         await client.stream(Seen(), 8)
-        for beside in ("nothing", "a judge"):
+        for at_once in (0, *questions):
             seen, began = Seen(), time.monotonic()
-            async with _beside(client, seen, beside == "a judge"):
-                await asyncio.gather(*(client.stream(seen, tokens) for _ in range(STREAMS)))
-            seconds = time.monotonic() - began
-            found = {
-                "way": way.name, "beside": beside, "longest_gap_s": max(seen.gaps), "median_gap_s": median(seen.gaps),
-                "tokens_per_s": seen.tokens / seconds, "first_token_s": max(seen.first, default=None),
+            # Judges are asked until each chat that has begun has its token.
+            async with _meanwhile(*(client.judge(seen, judge) for _ in range(at_once))), asyncio.TaskGroup() as chats:
+                async with _meanwhile(client.new_chats(seen, chats)):
+                    await asyncio.gather(*(client.stream(seen, tokens) for _ in range(STREAMS)))
+                seconds = time.monotonic() - began
+            yield {
+                "questions": at_once, "votes": SIGNAL.m, "longest_gap_s": max(seen.gaps),
+                "median_gap_s": median(seen.gaps), "tokens_per_s": seen.tokens / seconds,
+                "first_token_s": max(seen.first, default=None),
+                "median_first_token_s": median(seen.first) if seen.first else None, "begun": len(seen.first),
                 "judged": len(seen.judged), "answer_s": median(seen.judged) if seen.judged else None,
+                "unanswered": seen.unanswered,
             }  # fmt: skip
-            lines.append(found)
-    return lines
 
 
 @asynccontextmanager
-async def _beside(client: Client, seen: Seen, judging: bool) -> AsyncIterator[None]:
-    tasks = [asyncio.create_task(client.judge(seen)), asyncio.create_task(client.new_chats(seen))] if judging else []
+async def _meanwhile(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(each) for each in work]
     try:
         yield
     finally:
@@ -167,6 +170,26 @@ async def _beside(client: Client, seen: Seen, judging: bool) -> AsyncIterator[No
                 raise ended
 
 
+async def compare_judging(options: argparse.Namespace, url: str, load: float) -> None:
+    """Print the figures, and how much larger those beside judging are."""
+    console = Console(width=140)
+    table = Table("questions at once", *COLUMNS.values(), "answered", "given up")
+    alone: dict[str, Any] = {}
+    ratios = []
+    async for line in measured(url, options.model.resolve().name, options.tokens, options.questions):
+        with options.out.open("a", encoding="utf-8") as file:
+            file.write(f"{json.dumps({'model': options.model.name, 'load_before': load, **line})}\n")
+        cells = ["" if line[name] is None else f"{line[name]:.2f}" for name in COLUMNS]
+        table.add_row(str(line["questions"]), *cells, str(line["judged"]), str(line["unanswered"]))
+        alone = alone or line
+        if line is not alone:
+            known = [name for name in COMPARED if line[name] and alone[name]]
+            found = ", ".join(f"{COLUMNS[name]} {line[name] / alone[name]:.2f}" for name in known)
+            ratios.append(f"beside {line['questions']} questions, to alone: {found}")
+    console.print(table)
+    console.print("\n".join(ratios), highlight=False)
+
+
 # Adapters -------------------------------------------------------------------------------------------------------------
 
 ADAPTER_RANK, AT_ONCE = 16, (1, 4, 16)
@@ -175,15 +198,14 @@ PLUGINS = {"without the plugin": "", "with it": "clawloop"}
 
 async def adapters_measured(url: str, base: str, adapter: Path, tokens: int) -> list[dict[str, Any]]:
     """Tokens/s of the base model and of the adapter, by the number of streams."""
-    way = Way("adapters", (), place_in_queue, seeded=False)
     timeout = aiohttp.ClientTimeout(total=None)
     lines: list[dict[str, Any]] = []
-    async with aiohttp.ClientSession(timeout=timeout) as session:
+    async with aiohttp.ClientSession(connector=connector(), timeout=timeout) as session:
         loaded = {"lora_name": adapter.name, "lora_path": str(adapter)}
         async with session.post(f"{url}/v1/load_lora_adapter", json=loaded) as answer:
             answer.raise_for_status()
         for model in (base, adapter.name):
-            client = Client(session, url, model, way)
+            client = Client(session, url, model)
             await client.stream(Seen(), 8)
             for streams in AT_ONCE:
                 seen, began = Seen(), time.monotonic()
@@ -226,34 +248,23 @@ def compare_adapters(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="benchmarks streams", description="streams while a judge's prompts are read")
+    parser = argparse.ArgumentParser(prog="benchmarks streams", description="streams and chats while judges are asked")
     parser.add_argument("model", type=Path, help="folder of the model: clawloop model fetch smollm2 prints it")
     parser.add_argument("--tokens", type=int, default=200, help="of each stream")
+    parser.add_argument("--questions", type=sizes, default=[MAX_CONCURRENT], help="to judges at a time: 8, or 1,8")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--adapter", action="store_true", help="compare an adapter's speed without and with the plugin")
     options = parser.parse_args()
     if options.adapter:
         compare_adapters(options)
         return
-    table = Table("engine", "beside", *COLUMNS.values())
-    found: dict[str, float] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for way in WAYS:
-            load = load_now()
-            planned = engine_options(options.model, free_port(), max_model_len=CONTEXT)
-            engine = replace(planned, further=(*_CACHE, *way.further))
-            with running_engine(options.model, engine, Path(folder) / "vllm.log") as url:
-                for line in asyncio.run(measured(url, options.model.resolve().name, way, options.tokens)):
-                    with options.out.open("a", encoding="utf-8") as file:
-                        file.write(f"{json.dumps({'model': options.model.name, 'load_before': load, **line})}\n")
-                    cells = ["" if line[name] is None else f"{line[name]:.2f}" for name in COLUMNS]
-                    table.add_row(line["way"], line["beside"], *cells)
-                    if line["beside"] == "a judge":
-                        found[way.name] = line["longest_gap_s"]
-    before, now = found.values()
-    console = Console(width=140)
-    console.print(table)
-    console.print(f"longest gap beside a judge, now to before: {now / before:.2f}", highlight=False)
+    load = load_now()
+    engine = replace(engine_options(options.model, free_port(), max_model_len=CONTEXT), further=_CACHE)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running_engine(options.model, engine, Path(folder) / "vllm.log") as url,
+    ):
+        asyncio.run(compare_judging(options, url, load))
 
 
 if __name__ == "__main__":

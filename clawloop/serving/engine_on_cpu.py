@@ -1,8 +1,8 @@
 """A plugin of vLLM: what engines on a CPU need beside vLLM's own code.
 
-Their processes import vLLM once for all, wait for each other without taking a core, take `seed` in long prompts, and
-add an adapter to the tokens that asked for it alone. vLLM loads it when it starts, by the entry point
-`vllm.general_plugins`.
+Their processes import vLLM once for all, wait for each other without taking a core, take `seed` in long prompts, begin
+a chat while judges' prompts are read, and add an adapter to the tokens that asked for it alone. vLLM loads it when it
+starts, by the entry point `vllm.general_plugins`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from clawloop.serving.endpoints import JUDGE_BEHIND
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +39,7 @@ def adapt() -> None:
         _fork()
         _wait_for_announcements()
         _rewind_generators()
+        _read_in_order()
         _adapt_by_runs()
 
 
@@ -159,6 +162,71 @@ def _rewind_generators() -> None:
 
     if torch.Generator.__name__ != Rewinding.__name__:
         torch.Generator = Rewinding  # type: ignore[misc]
+
+
+def _read_in_order() -> None:
+    """Read the prompts of requests that chats precede one after another, and beside chats a piece of them in each step.
+
+    vLLM (0.32) reads a piece of each long prompt in a step, in the order in which they began, and begins a request with
+    what is left of the step. So four prompts in pieces of a quarter of a step kept out a chat, whatever its priority,
+    and made each step of the others' replies a whole one. Eight questions of a judge, each for three votes, were read
+    three times and in parallel, so that hardly one was read to its end in time. The second vote finds in the cache what
+    the first has read.
+    """
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    if Scheduler.schedule.__module__ == __name__:
+        return
+    plan = Scheduler.schedule
+
+    def schedule(self: Any, *arguments: Any, **named: Any) -> Any:
+        later, is_alone = _read_later(self)
+        waiting = [request for request in self.waiting if request in later]
+        put_off = [request for request in self.running if request in later]
+        piece = self.scheduler_config.long_prefill_token_threshold
+        self.waiting.remove_requests(waiting)
+        for request in put_off:
+            request.next_decode_eligible_step = sys.maxsize  # of pipelines alone, which a CPU has not
+        if is_alone:
+            self.scheduler_config.long_prefill_token_threshold = 0
+        try:
+            return plan(self, *arguments, **named)
+        finally:
+            self.scheduler_config.long_prefill_token_threshold = piece
+            for request in put_off:
+                request.next_decode_eligible_step = 0
+            for request in waiting:
+                self.waiting.add_request(request)
+
+    Scheduler.schedule = schedule
+
+
+def _read_later(scheduler: Any) -> tuple[set[Any], bool]:
+    """The requests behind chats of whose prompts nothing is read in the next step; whether there are no chats."""
+    from vllm.v1.request import RequestStatus
+
+    piece = scheduler.scheduler_config.long_prefill_token_threshold
+    reading = [request for request in scheduler.running if request.is_prefill_chunk]
+    # What waits for its grammar could not begin.
+    ready = [each for each in scheduler.waiting if each.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)]
+    behind = [request for request in (*sorted(reading), *ready) if _is_behind(request)]
+    if piece <= 0 or not behind:
+        return set(), False
+    if any(not _is_behind(chat) and chat < behind[0] for chat in reading):
+        return set(behind), False
+    is_alone = all(map(_is_behind, (*scheduler.running, *scheduler.waiting)))
+    left = scheduler.max_num_scheduled_tokens if is_alone else piece
+    later = set()
+    for number, request in enumerate(behind):
+        left -= request.num_tokens - request.num_computed_tokens
+        if number > 0 > left:
+            later.add(request)
+    return later, is_alone
+
+
+def _is_behind(request: Any) -> bool:
+    """Whether chats that come later precede the request: its `priority` is not the second in which it came."""
+    return bool(request.priority - request.arrival_time > JUDGE_BEHIND / 2)
 
 
 def _adapt_by_runs() -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from clawloop.app.local.tiny_model import ensure_tiny_model
 
 # As vLLM's engine and worker processes do when they start; then as a reader that has just read a message.
 WAITS = """
@@ -108,10 +111,55 @@ for dtype, near in ((torch.float32, 1e-5), (torch.bfloat16, 0.1)):
 print("each token has its own")
 """
 
+# vLLM's own scheduler, with the questions of judges that take up all of a step, and then two chats.
+READS = """
+import sys
+from vllm.plugins import load_general_plugins
+load_general_plugins()
+import torch
+from vllm import SamplingParams
+from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+blocks, size = 4000, 16
+model = ModelConfig(model=sys.argv[1], dtype="float32")
+cache = CacheConfig(block_size=size, enable_prefix_caching=False)
+cache.num_gpu_blocks = blocks
+seqs = SchedulerConfig(
+    max_model_len=model.max_model_len, is_encoder_decoder=False, enable_chunked_prefill=True, max_num_seqs=64,
+    max_num_batched_tokens=256, long_prefill_token_threshold=64, policy="priority", async_scheduling=False)
+config = VllmConfig(model_config=model, cache_config=cache, scheduler_config=seqs)
+layers = FullAttentionSpec(block_size=size, num_kv_heads=1, head_size=1, dtype=torch.float32)
+planner = Scheduler(
+    config, KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], layers)]), StructuredOutputManager(config), size)
+def ask(name, tokens, later):
+    planner.add_request(Request(
+        name, [1] * tokens, SamplingParams(max_tokens=9), None, arrival_time=100.0, priority=100 + later))
+def read():
+    return planner.schedule().num_scheduled_tokens
+for number in range(4):
+    ask(f"judge {number}", 600, 10)
+for probe in ("probe", "another"):
+    ask(probe, 30, 9)
+assert read() == {"probe": 30, "another": 30}, "those that fit together"
+assert read() == {"judge 0": 256}, "one after another, as nobody chats"
+ask("chat", 100, 3)
+ask("long chat", 150, 4)
+assert read() == {"judge 0": 64, "chat": 64, "long chat": 64}, "all begin"
+assert read() == {"chat": 36, "long chat": 64}, "chats are read first"
+assert read() == {"long chat": 22}, "no reply here: nothing was sampled"
+steps = [read() for _ in range(5)]
+assert steps == [{"judge 0": 64}] * 4 + [{"judge 0": 24}], "a piece beside chats"
+assert read() == {"judge 1": 64}
+print("chats are read first")
+"""
 
-def _run(program: str) -> str:
+
+def _run(program: str, *arguments: str) -> str:
     # As in an installation: the entry point is found by the distribution's metadata.
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
 
@@ -124,6 +172,11 @@ def test_a_forked_worker_has_its_cores_and_not_the_port() -> None:
 @pytest.mark.slow
 def test_an_engine_does_not_look_for_messages_in_a_loop() -> None:
     assert _run(WAITS) == "it waits"
+
+
+@pytest.mark.slow
+def test_chats_begin_and_are_read_before_judges_whose_prompts_take_up_all_steps(tmp_path: Path) -> None:
+    assert _run(READS, str(ensure_tiny_model(tmp_path))) == "chats are read first"
 
 
 @pytest.mark.slow
