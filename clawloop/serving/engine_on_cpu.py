@@ -20,8 +20,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clawloop.serving.endpoints import JUDGE_BEHIND
-
 if TYPE_CHECKING:
     import torch
 
@@ -203,12 +201,9 @@ def _read_in_order() -> None:
 
 def _read_later(scheduler: Any) -> tuple[set[Any], bool]:
     """The requests behind chats of whose prompts nothing is read in the next step; whether there are no chats."""
-    from vllm.v1.request import RequestStatus
-
     piece = scheduler.scheduler_config.long_prefill_token_threshold
     reading = [request for request in scheduler.running if request.is_prefill_chunk]
-    # What waits for its grammar could not begin.
-    ready = [each for each in scheduler.waiting if each.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)]
+    ready = [request for request in scheduler.waiting if _can_begin(request)]
     behind = [request for request in (*sorted(reading), *ready) if _is_behind(request)]
     if piece <= 0 or not behind:
         return set(), False
@@ -224,9 +219,15 @@ def _read_later(scheduler: Any) -> tuple[set[Any], bool]:
     return later, is_alone
 
 
+def _can_begin(request: Any) -> bool:
+    """False while its grammar is compiled, or if that failed, which vLLM tells when it comes to the request."""
+    answer = request.structured_output_request
+    return answer is None or not isinstance(answer.grammar, Exception | None)
+
+
 def _is_behind(request: Any) -> bool:
-    """Whether chats that come later precede the request: its `priority` is not the second in which it came."""
-    return bool(request.priority - request.arrival_time > JUDGE_BEHIND / 2)
+    """Whether chats that come later precede the request, see `clawloop.serving.endpoints.place_in_queue`."""
+    return bool(request.priority % 2)
 
 
 def _adapt_by_runs() -> None:

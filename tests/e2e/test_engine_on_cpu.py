@@ -116,9 +116,11 @@ READS = """
 import sys
 from vllm.plugins import load_general_plugins
 load_general_plugins()
+from concurrent.futures import Future
 import torch
 from vllm import SamplingParams
 from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.request import Request
@@ -134,25 +136,33 @@ config = VllmConfig(model_config=model, cache_config=cache, scheduler_config=seq
 layers = FullAttentionSpec(block_size=size, num_kv_heads=1, head_size=1, dtype=torch.float32)
 planner = Scheduler(
     config, KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], layers)]), StructuredOutputManager(config), size)
-def ask(name, tokens, later):
-    planner.add_request(Request(
-        name, [1] * tokens, SamplingParams(max_tokens=9), None, arrival_time=100.0, priority=100 + later))
+def ask(name, tokens, place, grammar=None):
+    form = None if grammar is None else StructuredOutputsParams(choice=["yes", "no"])
+    sampling = SamplingParams(max_tokens=9, structured_outputs=form)
+    request = Request(name, [1] * tokens, sampling, None, arrival_time=0.0, priority=place)
+    if grammar is not None:
+        request.structured_output_request.grammar = grammar
+    planner.add_request(request)
+    return request
 def read():
     return planner.schedule().num_scheduled_tokens
+compiled, compiling = object(), Future()
+ask("judge without a grammar yet", 600, 117, compiling)
 for number in range(4):
-    ask(f"judge {number}", 600, 10)
+    ask(f"judge {number}", 600, 121, compiled)
 for probe in ("probe", "another"):
-    ask(probe, 30, 9)
+    ask(probe, 30, 119)
 assert read() == {"probe": 30, "another": 30}, "those that fit together"
 assert read() == {"judge 0": 256}, "one after another, as nobody chats"
-ask("chat", 100, 3)
-ask("long chat", 150, 4)
+ask("chat", 100, 104)
+ask("long chat", 150, 106)
 assert read() == {"judge 0": 64, "chat": 64, "long chat": 64}, "all begin"
 assert read() == {"chat": 36, "long chat": 64}, "chats are read first"
 assert read() == {"long chat": 22}, "no reply here: nothing was sampled"
+compiling.set_result(compiled)
 steps = [read() for _ in range(5)]
 assert steps == [{"judge 0": 64}] * 4 + [{"judge 0": 24}], "a piece beside chats"
-assert read() == {"judge 1": 64}
+assert read() == {"judge without a grammar yet": 64}, "it precedes those that have not begun"
 print("chats are read first")
 """
 
