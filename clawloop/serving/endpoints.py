@@ -131,9 +131,9 @@ def place_in_queue(behind: int = 0) -> dict[str, int]:
     """The place of a request among those that our own engine has yet to compute, as a field of its body.
 
     vLLM takes the request with the lowest `priority` first: here the time of its coming, in half seconds. So chats go
-    first, and what learning asks for waits for a bounded time. Where the cache is full vLLM puts off the request that is
-    last. Engines that were started without `--scheduling-policy priority` ignore it (vllm 0.32). No client can set it.
-    Those of chats are even, and the others odd, by which `engine_on_cpu` knows them.
+    first, and what learning asks for waits for a bounded time. Where the cache is full vLLM puts off the request that
+    is last. Engines that were started without `--scheduling-policy priority` ignore it (vllm 0.32). No client can set
+    it. Those of chats are even, and the others odd, by which `engine_on_cpu` knows them.
 
     Args:
         behind: seconds in which a chat that comes later still precedes this request.

@@ -24,8 +24,8 @@ from tests.chaos.stack import RANK, Stack, family
 
 SERVICES = ("temporal", "postgres")
 PROXIES = ("gateway", "postgres", "temporal", "engine")
-# A point that needs a step, or a version that retires, is reached within a minute; on a busy machine it takes as long as
-# a step may take there (`RECOVERY_SECONDS`). One that is not reached stays untested.
+# A point that needs a step, or a version that retires, is reached within a minute; on a busy machine it takes as long
+# as a step may take there (`RECOVERY_SECONDS`). One that is not reached stays untested.
 REACHED_WITHIN_SECONDS = 600.0
 # While others hold all connections, one that is given back is taken within so many seconds.
 TAKEN_AGAIN_SECONDS = 0.05

@@ -194,7 +194,7 @@ LARGE_GPU = Serving(seqs=256, batched_tokens=8192)
 ON_CPU = Serving(seqs=64, batched_tokens=256, block_tokens=128)
 """Replies stand still while so many tokens of prompts are read, so they are few."""
 CPU_PIECE = 64
-"""Of one prompt at most so many of them are read at a time beside other requests: a new chat finds room."""
+"""Of one prompt at most so many of them are read at a time beside other requests, in `engine_on_cpu`'s order."""
 LARGE_FROM = 40 * GIB
 SMALL_GPU = Serving(seqs=64, batched_tokens=2048)
 """vLLM's default tokens for smaller GPUs, and fewer requests, since each needs memory for the vocabulary's logits."""
