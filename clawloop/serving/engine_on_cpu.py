@@ -212,9 +212,9 @@ def _read_later(scheduler: Any) -> tuple[set[Any], bool]:
     is_alone = all(map(_is_behind, (*scheduler.running, *scheduler.waiting)))
     left = scheduler.max_num_scheduled_tokens if is_alone else piece
     later = set()
-    for number, request in enumerate(behind):
+    for request in behind:
         left -= request.num_tokens - request.num_computed_tokens
-        if number > 0 > left:
+        if left < 0 and request is not behind[0]:
             later.add(request)
     return later, is_alone
 

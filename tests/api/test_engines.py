@@ -344,8 +344,8 @@ async def test_judges_stand_behind_chats_on_our_engines_and_other_servers_get_no
     async with JudgeClient(here, AnswerForm.FREE, with_chats=with_chats) as judge:
         await judge.answers("default", prompt, 1, 0.6)
     place = engine.requests[-1].get("priority")
-    if not with_chats:
-        assert place is None
+    assert (place is not None) is with_chats
+    if place is None:
         return
     assert now - 1 <= place // 2 - JUDGE_BEHIND <= time.time()
     assert place % 2 == 1, "which an engine on a CPU reads later than chats"
