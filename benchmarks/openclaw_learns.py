@@ -15,6 +15,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import tempfile
 import time
 import tomllib
@@ -85,9 +86,11 @@ class Preference(StrEnum):
 
 # OpenClaw adds the last two to what is allowed.
 _WRITING = {"write", "apply_patch", "tool_call"}
+# A call that a model writes as text, for the person to read.
+_WRITTEN_CALL = re.compile(r'"(function|name|arguments)"\s*:')
 _RULES: Mapping[Preference, Callable[[Run], bool]] = {
     Preference.ASKS: lambda run: _WRITING.isdisjoint(run.calls) and "?" in run.text,
-    Preference.ITSELF: lambda run: not run.calls,
+    Preference.ITSELF: lambda run: not run.calls and not _WRITTEN_CALL.search(run.text),
     Preference.WRITES: lambda run: not _WRITING.isdisjoint(run.calls),
 }
 _SAID = tomllib.loads(Path(__file__).with_name("openclaw_words.toml").read_text(encoding="utf-8"))
@@ -161,13 +164,25 @@ class Access:
         version = turns[0]["turn"]["version"] if turns else None
         return Run(text, calls, "" if failed else said or answer, seconds, prompt, version, failed)
 
+    async def waiting(self) -> int:
+        """How many answers of the newest session wait for a reaction, or for what is made of it."""
+        async with self._client() as client:
+            newest = (await self._sessions(client, 1))[0]
+            turns = (await client.get(f"/admin/v1/sessions/{newest['id']}")).json()["turns"]
+        return sum(turn["outcome"] == "waiting" for turn in turns)
+
+    def _client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(base_url=self.url, headers={"Authorization": f"Bearer {self.key}"}, timeout=120)
+
+    async def _sessions(self, client: httpx.AsyncClient, limit: int) -> list[dict[str, Any]]:
+        listed = await client.get("/admin/v1/sessions", params={"policy": self.policy, "limit": limit})
+        return list(listed.json()["sessions"])
+
     async def _new_turns(self) -> list[dict[str, Any]]:
         """Answers to a person that were not read before, in order."""
-        headers = {"Authorization": f"Bearer {self.key}"}
-        async with httpx.AsyncClient(base_url=self.url, headers=headers, timeout=120) as client:
-            listed = (await client.get("/admin/v1/sessions", params={"policy": self.policy, "limit": 5})).json()
-            found = []
-            for session in listed["sessions"]:
+        found = []
+        async with self._client() as client:
+            for session in await self._sessions(client, 5):
                 detail = (await client.get(f"/admin/v1/sessions/{session['id']}")).json()
                 for turn in detail["turns"]:
                     if turn["id"] not in self._seen:
@@ -312,10 +327,15 @@ class Seed:
                 self.lines.add(self.number, "chat", preference, run, reaction=reaction, after=asdict(after))
 
     async def _learned(self) -> None:
-        """Wait until every full batch is a version: people take longer for a session than this machine for a step."""
+        """Wait until the person's reaction is taken in and every full batch is a version: people take longer than that.
+
+        The last answer of each session still waits then, for a reaction that does not come.
+        """
         async with AdminClient(self.access.url, self.access.key) as admin, asyncio.timeout(LEARNED_SECONDS):
             while True:
-                if (await admin.training_status(self.access.policy)).is_done:
+                waiting = await self.access.waiting()
+                status = await admin.training_status(self.access.policy)
+                if waiting <= 1 and status.model_copy(update={"judging": 0}).is_done:
                     return
                 await asyncio.sleep(POLL_SECONDS)
 

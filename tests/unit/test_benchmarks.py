@@ -315,7 +315,11 @@ def ran(*calls: str, text: str = "Done.") -> openclaw_learns.Run:
             [ran(text="May I write it?"), ran("read", text="Is it all right?")],
             [ran("write"), ran("apply_patch", text="Fine?"), ran()],
         ),
-        (Preference.ITSELF, [ran()], [ran("read"), ran(text=" ")]),
+        (
+            Preference.ITSELF,
+            [ran()],
+            [ran("read"), ran(text=" "), ran(text='```json\n{"function": "read"}\n```')],
+        ),
         (Preference.WRITES, [ran("read", "write")], [ran(), ran("read"), ran("write", text="")]),
     ],
 )
