@@ -422,10 +422,15 @@ def _error(status: int, message: str, kind: str, param: str | None) -> JSONRespo
 
 
 @asynccontextmanager
-async def serving(app: Any, port: int = 0, http: type[asyncio.Protocol] | None = None) -> AsyncIterator[str]:
-    """Serve an ASGI app on a real port, in this event loop; yields its URL."""
+async def serving(
+    app: Any, port: int = 0, http: type[asyncio.Protocol] | None = None, idle_seconds: int = 5
+) -> AsyncIterator[str]:
+    """Serve an ASGI app on a real port, in this event loop; yields its URL.
+
+    Args:
+        idle_seconds: after which a connection is closed.
+    """
     listener = socket.create_server(("127.0.0.1", port))
-    # Connections stay open as long as the gateway's: one that closes as a client sends again is a failed request.
     config = uvicorn.Config(
         app,
         http=http or "auto",
@@ -433,7 +438,7 @@ async def serving(app: Any, port: int = 0, http: type[asyncio.Protocol] | None =
         access_log=False,
         lifespan="on",
         timeout_graceful_shutdown=2,
-        timeout_keep_alive=75,
+        timeout_keep_alive=idle_seconds,
     )
     server = uvicorn.Server(config)
     running = asyncio.create_task(server.serve(sockets=[listener]))

@@ -216,7 +216,8 @@ def _event(value: dict[str, Any]) -> bytes:
 @asynccontextmanager
 async def scripted_gateway(port: int = 0, **options: Any) -> AsyncIterator[ScriptedGateway]:
     gateway = ScriptedGateway(**options)
-    async with serving(_app(gateway), port) as url:
+    # As a gateway: a connection that closes as a client sends again is a failed request.
+    async with serving(_app(gateway), port, idle_seconds=75) as url:
         gateway.url = url
         yield gateway
 
