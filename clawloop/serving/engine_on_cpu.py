@@ -15,7 +15,7 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -178,11 +178,12 @@ def _read_in_order() -> None:
     plan = Scheduler.schedule
 
     def schedule(self: Any, *arguments: Any, **named: Any) -> Any:
-        later, is_alone = _read_later(self)
-        waiting = [request for request in self.waiting if request in later]
+        waiting = list(self.waiting)
+        later, is_alone = _read_later(self, waiting)
+        kept_back = [request for request in waiting if request in later]
         put_off = [request for request in self.running if request in later]
         piece = self.scheduler_config.long_prefill_token_threshold
-        self.waiting.remove_requests(waiting)
+        self.waiting.remove_requests(kept_back)
         for request in put_off:
             request.next_decode_eligible_step = sys.maxsize  # of pipelines alone, which a CPU has not
         if is_alone:
@@ -193,23 +194,23 @@ def _read_in_order() -> None:
             self.scheduler_config.long_prefill_token_threshold = piece
             for request in put_off:
                 request.next_decode_eligible_step = 0
-            for request in waiting:
+            for request in kept_back:
                 self.waiting.add_request(request)
 
     Scheduler.schedule = schedule
 
 
-def _read_later(scheduler: Any) -> tuple[set[Any], bool]:
+def _read_later(scheduler: Any, waiting: Sequence[Any]) -> tuple[set[Any], bool]:
     """The requests behind chats of whose prompts nothing is read in the next step; whether there are no chats."""
     piece = scheduler.scheduler_config.long_prefill_token_threshold
     reading = [request for request in scheduler.running if request.is_prefill_chunk]
-    ready = [request for request in scheduler.waiting if _can_begin(request)]
+    ready = [request for request in waiting if _can_begin(request)]
     behind = [request for request in (*sorted(reading), *ready) if _is_behind(request)]
     if piece <= 0 or not behind:
         return set(), False
     if any(not _is_behind(chat) and chat < behind[0] for chat in reading):
         return set(behind), False
-    is_alone = all(map(_is_behind, (*scheduler.running, *scheduler.waiting)))
+    is_alone = all(map(_is_behind, (*scheduler.running, *waiting)))
     left = scheduler.max_num_scheduled_tokens if is_alone else piece
     later = set()
     for request in behind:

@@ -143,7 +143,6 @@ def ask(name, tokens, place, grammar=None):
     if grammar is not None:
         request.structured_output_request.grammar = grammar
     planner.add_request(request)
-    return request
 def read():
     return planner.schedule().num_scheduled_tokens
 compiled, compiling = object(), Future()
