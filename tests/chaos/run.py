@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from tests.chaos.chatters import Chatters, inexcusable
-from tests.chaos.faults import Fault, NotReached, all_faults, choose, run_command
+from tests.chaos.faults import RECOVERY_SECONDS, Fault, NotReached, all_faults, choose, run_command
 from tests.chaos.fuzzer import Fuzzer
 from tests.chaos.judged import lost_judgements, sessions_left_open
 from tests.chaos.practised import left_of_erased, most_practised_session, oldest_lesson, seen_practice
@@ -18,8 +18,6 @@ from tests.chaos.stack import Stack
 from tests.chaos.verify import Verifier
 
 BASELINE = 5
-# An engine starts in a minute or two; then only something that hangs is left.
-RECOVERY_SECONDS = 600.0
 
 
 class NoStep(Exception):
