@@ -40,7 +40,8 @@ def create_app(make_services: MakeServices, allowed_hosts: frozenset[str] = froz
     routers = [module.router for module in modules]
     routers += [sessions.judging_router, system.ledger_router, rollouts.worker_router]
     for router in (*routers, *ROUTERS):
-        app.include_router(router)
+        # As they are: `include_router` would make each route, and the schemas of its parameters, a second time.
+        app.router.routes.extend(router.routes)
     install_error_handlers(app)
     app.add_middleware(BodyRoom)
     app.add_middleware(HostAndOriginCheck, allowed_hosts=allowed_hosts)
