@@ -7,11 +7,15 @@ import os
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
+from functools import cache
 from unittest.mock import patch
 
 import pytest
+from typer.main import get_command
 
 from clawloop.app.cli.main import run_verb
+
+_made_once = cache(get_command)  # the tree of all verbs, which takes longer than many a verb
 
 Done = subprocess.CompletedProcess[str]
 
@@ -33,6 +37,7 @@ def clawloop(*arguments: str, **environment: str) -> Done:
     with (
         patch.dict(os.environ, environment),
         patch.object(sys, "argv", ["clawloop", *arguments]),
+        patch("typer.main.get_command", _made_once),
         redirect_stdout(out),
         redirect_stderr(err),
         pytest.raises(SystemExit) as end,
