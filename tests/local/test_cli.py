@@ -351,7 +351,7 @@ def turns(here: dict[str, str]) -> list[TurnRecord]:
     return asyncio.run(insert())
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", [80, pytest.param(120, marks=pytest.mark.long)])
 def test_lists_fit_the_terminal_and_their_ids_are_taken(
     columns: int, here: dict[str, str], turns: list[TurnRecord]
 ) -> None:

@@ -158,22 +158,7 @@ def test_it_starts_everything_restarts_killed_parts_and_stops(tmp_path: Path, en
         assert running.lines[-1].partition(" ")[2] == f"stopped; the data stays in {tmp_path / 'data'}"
 
 
-def test_a_folder_that_others_could_read_is_tightened_and_the_database_still_starts(
-    tmp_path: Path, engine: str
-) -> None:
-    data = tmp_path / "data"
-    with up(data, CLAWLOOP_ENGINES=engine) as running:
-        running.line("Ctrl-C stops everything")
-    for path in (data, data / "logs", data / "temporal"):
-        path.chmod(0o755)
-    (data / "temporal" / "temporal.db").chmod(0o644)
-    with up(data, CLAWLOOP_ENGINES=engine) as running:
-        running.line(r"is for its owner alone now: 4 files and folders were open to others")
-        running.line("Ctrl-C stops everything")
-        assert open_to_others(data) == []
-
-
-def test_data_and_keys_are_kept_and_a_second_up_on_the_folder_is_rejected(tmp_path: Path, engine: str) -> None:
+def test_data_and_keys_are_kept_for_the_owner_alone_and_a_second_up_is_rejected(tmp_path: Path, engine: str) -> None:
     data = tmp_path / "data"
     with up(data, CLAWLOOP_ENGINES=engine) as running:
         running.line("Ctrl-C stops everything")
@@ -186,9 +171,14 @@ def test_data_and_keys_are_kept_and_a_second_up_on_the_folder_is_rejected(tmp_pa
             )
         running.process.terminate()
         assert running.ended() == 0
+    for path in (data, data / "logs", data / "temporal"):
+        path.chmod(0o755)
+    (data / "temporal" / "temporal.db").chmod(0o644)
     with up(data, "--alias", "small", "--alias", "smaller", CLAWLOOP_ENGINES=engine) as running:
+        running.line(r"is for its owner alone now: 4 files and folders were open to others")
         running.line("Ctrl-C stops everything")
         running.line(r"start 2 of Qwen3-4B as \('small', 'smaller'\)")
+        assert open_to_others(data) == []
         assert not any("ck-1" in line for line in running.lines)
         assert json.loads((data / "keys.json").read_text()) == {"chat": "ck-1", "admin": "ak-1"}
         watched = json.loads((data / "metric-targets.json").read_text())

@@ -39,6 +39,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 @pytest.mark.timeout(1800)
+@pytest.mark.long
 def test_the_trainers_parts_run_on_a_cpu_where_only_torch_and_the_wheels_are(
     tmp_path: Path, bare: dict[str, str]
 ) -> None:

@@ -99,8 +99,16 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
-@pytest.mark.parametrize("shape", SHAPES)
+# `make test` measures each dtype and each shape once.
+CASES = [
+    ("like Qwen3", torch.float32),
+    ("wide MLP", torch.bfloat16),
+    pytest.param("like Qwen3", torch.bfloat16, marks=pytest.mark.long),
+    pytest.param("wide MLP", torch.float32, marks=pytest.mark.long),
+]
+
+
+@pytest.mark.parametrize(("shape", "dtype"), CASES)
 def test_activations_are_what_was_planned(shape: str, dtype: torch.dtype, tmp_path: Path) -> None:
     folder = save_model(tmp_path, dtype, vocab_size=512, num_hidden_layers=3, head_dim=32, **SHAPES[shape])
     batch = samples(512, [(1990, 11), (1980, 11)])
@@ -110,8 +118,7 @@ def test_activations_are_what_was_planned(shape: str, dtype: torch.dtype, tmp_pa
     assert planned[0] == pytest.approx(measured, rel=0.2 if dtype is torch.bfloat16 and COPIES_BFLOAT16 else 0.1)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "dtype"), CASES)
 def test_layers_that_are_kept_take_what_was_planned(shape: str, dtype: torch.dtype, tmp_path: Path) -> None:
     folder = save_model(tmp_path, dtype, vocab_size=512, num_hidden_layers=6, head_dim=32, **SHAPES[shape])
     batch = samples(512, [(990, 11), (980, 11)])
@@ -137,7 +144,10 @@ def test_kept_layers_of_a_chat_that_shares_its_beginning_take_what_was_planned(t
     assert sum(planned) == pytest.approx(measured, rel=0.1)
 
 
-@pytest.mark.parametrize(("recipe", "responses"), [*((recipe, 300) for recipe in RECIPES), ("plain", 2500)])
+@pytest.mark.parametrize(
+    ("recipe", "responses"),
+    [*((recipe, 300) for recipe in RECIPES), pytest.param("plain", 2500, marks=pytest.mark.long)],
+)
 def test_logits_are_what_was_planned(recipe: str, responses: int, tmp_path: Path) -> None:
     """Of one chunk, and of more than the 2,048 positions that are one."""
     small = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}

@@ -47,9 +47,19 @@ def save_model(folder: Path, family: str, shape: str, dtype: torch.dtype) -> Pat
     return folder
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
 @pytest.mark.parametrize(
-    ("family", "shape"), [("Llama", "small"), ("Llama", "wide"), ("Mistral", "small"), ("Gemma3", "wide")]
+    ("family", "shape", "dtype"),
+    [
+        ("Llama", "small", torch.bfloat16),
+        ("Mistral", "small", torch.float32),
+        pytest.param("Llama", "small", torch.float32, marks=pytest.mark.long),
+        pytest.param("Mistral", "small", torch.bfloat16, marks=pytest.mark.long),
+        *(
+            pytest.param(family, "wide", dtype, marks=pytest.mark.long)
+            for family in ("Llama", "Gemma3")
+            for dtype in (torch.bfloat16, torch.float32)
+        ),
+    ],
 )
 def test_activations_are_what_was_planned(family: str, shape: str, dtype: torch.dtype, tmp_path: Path) -> None:
     folder = save_model(tmp_path, family, shape, dtype)

@@ -540,7 +540,7 @@ async def test_the_limits_of_a_key_hold_on_the_page_too(page: Page, monkeypatch:
 MOST_COLUMNS = 6
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", [80, pytest.param(120, marks=pytest.mark.long)])
 async def test_lists_fit_and_name_their_rows(page: Page, columns: int) -> None:
     first, _ = await page.recorder.chat("first", "Explain " + "the tides and all that moves them " * 5, CHANGED)
     await page.recorder.judge(first, -1, HINT)

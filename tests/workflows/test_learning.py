@@ -478,15 +478,19 @@ async def test_no_time_ends_a_steps_wait_for_its_trainer(client: Client) -> None
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "attempts"),
     [
-        StoreUnavailable("PostgreSQL is away"),
-        write_error(1, OSError(errno.EIO, "Input/output error")),
-        AdapterUnreadable("default/v1 cannot be read: Input/output error"),
+        pytest.param(StoreUnavailable("PostgreSQL is away"), 30, id="postgresql, 30 times"),
+        *(
+            pytest.param(error, DAY, marks=pytest.mark.long, id=f"{name}, a day")
+            for name, error in {
+                "postgresql": StoreUnavailable("PostgreSQL is away"),
+                "disk that cannot be written": write_error(1, OSError(errno.EIO, "Input/output error")),
+                "disk that cannot be read": AdapterUnreadable("default/v1 cannot be read: Input/output error"),
+            }.items()
+        ),
     ],
-    ids=["postgresql", "disk that cannot be written", "disk that cannot be read"],
 )
-@pytest.mark.parametrize("attempts", [30, pytest.param(DAY, marks=pytest.mark.long)])
 async def test_a_step_that_fails_for_a_day_is_committed_afterwards_from_the_same_batch(
     client: Client, attempts: int, error: ClawloopError
 ) -> None:

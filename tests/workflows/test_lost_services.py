@@ -322,6 +322,7 @@ def holding(b: Bench, client: Client) -> Holding:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.long
 async def test_an_orchestrator_that_runs_on_prepares_a_server_that_lost_its_data_and_has_it_told_again(
     binary_bench: Bench, tmp_path: Path
 ) -> None:
