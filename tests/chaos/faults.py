@@ -158,7 +158,7 @@ class Lasting:
 
     def refuse(self, name: str) -> Inject:
         async def refuse(stack: Stack, chance: random.Random) -> None:
-            stack.proxies[name].refuse()
+            await stack.proxies[name].refuse()
             try:
                 await self._last(chance)
             finally:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 _CHUNK = 64 * 1024
+_ROUNDS_TO_SERVE = 4  # of the event loop, from the accepted connection to its relay
 
 
 @dataclass(eq=False)
@@ -53,24 +54,24 @@ class Proxy:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        running = list(self._connections)
-        self.refuse()
-        for connection in running:
+        await self.refuse()
+        for connection in list(self._connections):
             await connection.ended.wait()
 
     async def listen(self) -> None:
         self._server = await asyncio.start_server(self._relay, "127.0.0.1", self.port, backlog=512)
 
-    def refuse(self) -> None:
+    async def refuse(self) -> None:
         """Cut all connections, and take no new ones until `listen`."""
-        self.stop_listening()
+        server, self._server = self._server, None
+        if server is not None:
+            # asyncio never closes a connection that it has accepted, and not begun to serve, when its server closes.
+            for listener in server.sockets:
+                asyncio.get_running_loop().remove_reader(listener.fileno())
+            for _ in range(_ROUNDS_TO_SERVE):
+                await asyncio.sleep(0)
+            server.close()
         self.cut()
-
-    def stop_listening(self) -> None:
-        """Take no new connections until `listen`; those that are open are relayed."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
 
     def cut(self) -> None:
         """Reset all connections; new ones are relayed."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import socket
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from types import SimpleNamespace
@@ -72,3 +74,14 @@ async def test_it_is_injected_until_it_affects_a_connection(proxy: Proxy, kind: 
             writer.close()
     await injecting
     assert proxy.affected[kind.partition(" ")[0]] > 0
+
+
+@pytest.mark.parametrize("rounds", range(4))
+async def test_a_connection_that_comes_while_others_are_refused_is_closed(proxy: Proxy, rounds: int) -> None:
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=30) as client:
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+        await proxy.refuse()
+        gc.collect()  # an unclosed connection is a warning, thus an error
+        with suppress(ConnectionResetError):
+            assert await asyncio.to_thread(client.recv, 1) == b""
