@@ -2,15 +2,17 @@
 
 The model is a thousand times smaller than those the defaults are for, its adapter has a lower rank, and a user is
 watched for minutes: so batches are small and the learning rate is high. Of what a version may lose before the gate
-rejects it the demo allows less. Nothing else differs from the default.
+rejects it the demo allows less, and asks no general questions. `demo.toml` differs from `combined` in nothing else;
+`hybrid` has here the pull and the epsilon of the others.
 
 `spare_unlikely` keeps right content: one garbled answer, blamed token by token, has a gradient many times that of its
 batch, because the gradient of log π grows as a token gets less likely. Without it a tuning user lost 7 % (with the
-optimiser's beta2 at 0.999, 10 %) of the right content from 250 interactions on; so the default has it as well.
+optimiser's beta2 at 0.999, 10 %) of the right content from 250 interactions on; so `combined`, `hybrid` and
+`hindsight` have it as well.
 
-So has it a lower `beta1` and `grad_clip` and a stronger pull to the base model: momentum went on past what the replies
-asked for, after quiet steps one gradient of fifty times their size moved the policy for several more, and what was lost
-came back slowly. docs/results.md has the ablation.
+So have they a lower `beta1` and `grad_clip`, and `combined` a stronger pull to the base model: momentum went on past
+what the replies asked for, after quiet steps one gradient of fifty times their size moved the policy for several more,
+and what was lost came back slowly. docs/results.md has the ablation.
 """
 
 from __future__ import annotations

@@ -253,8 +253,8 @@ class Train(Table):
     """Share of a batch's chat samples that are blamed or have a hint, below which no step is made of it: its praised
     samples expire, with the reason, and the others wait for the next batch. A recipe that learns from next messages
     counts the rated replies alone, from two on, and expires all that are not blamed: what is liked where it was rated
-    is mostly liked where it was not. SmolLM2-135M lost what it knows once most replies were praised, by each method
-    that was tried: docs/results.md. 0 trains every batch."""
+    is mostly liked where it was not. By `hindsight` SmolLM2-135M lost what it knows once most replies were
+    praised: docs/results.md. 0 trains every batch."""
     batch_groups: Annotated[int, Field(ge=1, le=1_000)] = 8
     """Number of rollout groups of a step that learns from episodes; it takes all samples of a group or none, and none
     of a chat."""
