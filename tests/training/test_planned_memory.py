@@ -108,7 +108,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("shape", "dtype"), CASES)
+@pytest.mark.parametrize(("shape", "dtype"), CASES, ids=str)
 def test_activations_are_what_was_planned(shape: str, dtype: torch.dtype, tmp_path: Path) -> None:
     folder = save_model(tmp_path, dtype, vocab_size=512, num_hidden_layers=3, head_dim=32, **SHAPES[shape])
     batch = samples(512, [(1990, 11), (1980, 11)])
@@ -118,7 +118,7 @@ def test_activations_are_what_was_planned(shape: str, dtype: torch.dtype, tmp_pa
     assert planned[0] == pytest.approx(measured, rel=0.2 if dtype is torch.bfloat16 and COPIES_BFLOAT16 else 0.1)
 
 
-@pytest.mark.parametrize(("shape", "dtype"), CASES)
+@pytest.mark.parametrize(("shape", "dtype"), CASES, ids=str)
 def test_layers_that_are_kept_take_what_was_planned(shape: str, dtype: torch.dtype, tmp_path: Path) -> None:
     folder = save_model(tmp_path, dtype, vocab_size=512, num_hidden_layers=6, head_dim=32, **SHAPES[shape])
     batch = samples(512, [(990, 11), (980, 11)])

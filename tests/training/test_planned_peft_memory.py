@@ -60,6 +60,7 @@ def save_model(folder: Path, family: str, shape: str, dtype: torch.dtype) -> Pat
             for dtype in (torch.bfloat16, torch.float32)
         ),
     ],
+    ids=str,
 )
 def test_activations_are_what_was_planned(family: str, shape: str, dtype: torch.dtype, tmp_path: Path) -> None:
     folder = save_model(tmp_path, family, shape, dtype)
