@@ -1,7 +1,8 @@
 """Faults in the whole system, one after the other, while sessions chat: nothing is lost or done twice.
 
-`make test` has a dozen, of what stands in a chat's way. `make test-long` has two dozen, among them each crash point of
-our code: a step that begins anew after each crash of a trainer takes minutes. Requests of any shape come meanwhile.
+`make test` has those of services and connections, and crashes on a chat's way. `make test-long` has each crash point of
+our code as well: a step that begins anew after each crash of a trainer takes minutes. Requests of any shape come
+meanwhile.
 
 All processes are real but the engine, which has no model. `make chaos` has a real one, and chooses faults by seed.
 """
@@ -60,21 +61,10 @@ ALL_FAULTS = (
     "kill temporal",
 )
 # tests/training/test_killed_trainer.py kills a trainer at each of its points.
-FAULTS_OF_CHATS = (
-    "cut gateway",
-    f"crash {CrashPoint.MID_STREAM}",
-    "cut postgres",
-    f"crash {CrashPoint.REPLY_NOT_STORED}",
-    "refuse engine",
-    "double temporal",
-    "stop combined-worker",
-    "cut engine",
-    "postgres backend killed",
-    "postgres read-only",
-    f"crash {CrashPoint.VOTES_STORED}",
-    "kill postgres",
-    "kill temporal",
-)
+POINTS_OF_CHATS = {
+    f"{CRASH}{point}" for point in (CrashPoint.MID_STREAM, CrashPoint.REPLY_NOT_STORED, CrashPoint.VOTES_STORED)
+}
+FAULTS_OF_CHATS = tuple(kind for kind in ALL_FAULTS if not kind.startswith(CRASH) or kind in POINTS_OF_CHATS)
 
 
 @pytest.fixture
