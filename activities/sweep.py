@@ -61,9 +61,12 @@ class SweepStore(Protocol):
     async def sessions_left_open(self, age: timedelta, limit: int) -> list[SessionFacts]:
         """Sessions without a turn for longer than `age` that are not closed, oldest first."""
 
-    async def mark_notified(self, turn_ids: Sequence[TurnId]) -> None: ...
+    async def mark_notified(self, turn_ids: Sequence[TurnId], ago: timedelta) -> None:
+        """Record that their workflows were notified, the first one so long ago; does nothing if Temporal may have lost
+        the signals since."""
 
-    async def mark_feedback_notified(self, feedback_ids: Sequence[FeedbackId]) -> None: ...
+    async def mark_feedback_notified(self, feedback_ids: Sequence[FeedbackId], ago: timedelta) -> None:
+        """The same for feedback."""
 
     async def merge_stored_bytes(self) -> int:
         """Merge the counts of what each key stores; of how many keys there were several."""
@@ -167,14 +170,14 @@ class SweepActivities:
     async def _notify_turns(self, stuck: set[SessionId]) -> int:
         return await self._notify_pending(
             lambda excluding: self._store.pending_turns(self._min_age, BATCH, excluding),
-            lambda turns: self._store.mark_notified([turn.turn_id for turn in turns]),
+            lambda turns, ago: self._store.mark_notified([turn.turn_id for turn in turns], ago),
             stuck,
         )
 
     async def _notify_feedback(self, stuck: set[SessionId]) -> int:
         return await self._notify_pending(
             lambda excluding: self._store.pending_feedback(self._min_age, BATCH, excluding),
-            lambda given: self._store.mark_feedback_notified([feedback.feedback_id for feedback in given]),
+            lambda given, ago: self._store.mark_feedback_notified([each.feedback_id for each in given], ago),
             stuck,
         )
 
@@ -193,7 +196,7 @@ class SweepActivities:
     async def _notify_pending(
         self,
         read_batch: Callable[[list[SessionId]], Awaitable[Sequence[tuple[SessionFacts, Item]]]],
-        mark: Callable[[list[Item]], Awaitable[None]],
+        mark: Callable[[list[Item], timedelta], Awaitable[None]],
         stuck: set[SessionId],
     ) -> int:
         """Notify sessions of pending items, batch after batch, all of them or for half a minute; the number of items.
@@ -205,10 +208,11 @@ class SweepActivities:
         notifier, total = ConcurrentNotifier[SessionId]("session"), 0
         until = time.monotonic() + NOTIFY_FOR.total_seconds()
         while batch := await read_batch([*notifier.failed]):
+            began = time.monotonic()
             notified = await notifier.notify_each(
                 batch, lambda item: item[0].session_id, lambda item: self._notifier.notify(SessionNotice(*item))
             )
-            await mark([item for _, item in notified])
+            await mark([item for _, item in notified], timedelta(seconds=time.monotonic() - began))
             stuck.update(notifier.failed)
             notifier.raise_if_most_failed()
             total += len(notified)

@@ -7,6 +7,7 @@ Implemented over PostgreSQL, and by fakes in fast tests; both pass the same cont
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from datetime import timedelta
 from typing import Protocol
 
 from clawloop.core.contracts.sessions import (
@@ -72,8 +73,13 @@ class TurnStore(Protocol):
             StoreUnavailable
         """
 
-    async def mark_notified(self, turn_ids: Sequence[TurnId]) -> None:
+    async def mark_notified(self, turn_ids: Sequence[TurnId], ago: timedelta) -> None:
         """Record that the workflows of these turns were notified; keeps the time of the first call.
+
+        Does nothing if Temporal may have lost the signals since: the sweep sends them again.
+
+        Args:
+            ago: when the first of them was sent, before now.
 
         Raises:
             StoreUnavailable
@@ -138,5 +144,5 @@ class FeedbackStore(Protocol):
     async def given_on(self, key: ApiKeyId, turn: TurnId) -> list[FeedbackView] | None:
         """All feedback on a main turn of this key, oldest first; None if it has no such turn."""
 
-    async def mark_feedback_notified(self, feedback: FeedbackId) -> None:
-        """Record that the session's workflow was notified of the feedback."""
+    async def mark_feedback_notified(self, feedback: FeedbackId, ago: timedelta) -> None:
+        """Record that the session's workflow was notified of the feedback so long ago; as `TurnStore.mark_notified`."""

@@ -120,7 +120,7 @@ class Chats:
         facts = SessionFacts(turn.session_id, record.policy, SessionSource.HEADER, record.started_at, 0)
         await self.notifier.notify(SessionNotice(facts, TurnRecorded(turn.turn_id, 0, False, turn.opens_session)))
         # As the gateway does; else the sweep signals every session again after a minute.
-        await self.store.mark_notified([turn.turn_id])
+        await self.store.mark_notified([turn.turn_id], timedelta(0))
 
     async def open(self, sessions: Sequence[str]) -> list[float]:
         """A first turn in each session; returns what each signal took."""

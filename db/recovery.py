@@ -1,11 +1,12 @@
 """Marks work that waits for a workflow, once Temporal has lost it, and reads what PostgreSQL knows.
 
-The module function works in the caller's transaction.
+The module functions work in the caller's transaction.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from datetime import timedelta
 
 from sqlalchemy import func, insert, select, text, update
 from sqlalchemy.dialects import postgresql
@@ -17,10 +18,12 @@ from clawloop.core.contracts.turns import TurnOutcome
 from clawloop.core.ids import ApiKeyId, SessionId, TurnId
 from db.database import PostgresStore, transaction
 from db.serving.keys import secretless_key
-from db.tables import ApiKeyRow, FeedbackRow, PolicyRow, SessionRow, StepRow, TurnRow, VersionRow
+from db.tables import ApiKeyRow, FeedbackRow, PolicyRow, SessionRow, StepRow, TemporalServerRow, TurnRow, VersionRow
 from db.training.policies import lock_policy, next_step
 from db.training.steps import abandon_step, lock_step
 
+# More than a call waits for its connection and its answer: `ago` is measured before.
+_CALL_TAKES = timedelta(seconds=10)
 _LOST = "lost"  # the name of a key that was added for its turns
 # A revision that waits for feedback is signalled with the feedback.
 _OPEN_REJUDGEMENTS = text("""
@@ -52,6 +55,9 @@ async def forget_signals(connection: AsyncConnection) -> WaitingWork:
 
     Idempotent. Of other locks the caller may hold the row of `temporal_server` alone.
     """
+    # Before the rows: `were_forgotten` waits for this lock, and then sees the time.
+    await connection.execute(select(TemporalServerRow.only_row).with_for_update())
+    await connection.execute(update(TemporalServerRow).values(forgotten_at=func.now()))
     # Policies first, as everywhere; in the order in which judging locks several, as it may go on meanwhile.
     await connection.execute(select(PolicyRow.id).order_by(PolicyRow.id).with_for_update(key_share=True))
     await connection.execute(update(PolicyRow).values(work_signalled_at=None))
@@ -59,6 +65,16 @@ async def forget_signals(connection: AsyncConnection) -> WaitingWork:
     waiting = [row.session_id for row in rows if row.outcome == TurnOutcome.WAITING]
     feedback = update(FeedbackRow).where(FeedbackRow.applied_at.is_(None)).values(announced_at=None)
     return WaitingWork(len(set(waiting)), len(waiting), (await connection.execute(feedback)).rowcount)
+
+
+async def were_forgotten(connection: AsyncConnection, ago: timedelta) -> bool:
+    """True if signals that were sent so long ago may since have been marked as never sent; stays as it is until the
+    transaction ends.
+
+    A server that was lost took such signals with it: to mark them as sent would keep them from the next server.
+    """
+    later = select(TemporalServerRow.forgotten_at > func.now() - ago - _CALL_TAKES)
+    return bool(await connection.scalar(later.with_for_update(read=True, key_share=True)))
 
 
 class PostgresRecoveryStore(PostgresStore):

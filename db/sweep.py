@@ -13,6 +13,7 @@ from clawloop.core.contracts.sessions import FeedbackGiven, SessionFacts, Sessio
 from clawloop.core.contracts.turns import TurnKind
 from clawloop.core.ids import FeedbackId, SessionId, TurnId
 from db.database import PostgresStore, transaction
+from db.recovery import were_forgotten
 from db.tables import ApiKeyRow, FeedbackRow, SessionRow, TurnRow
 from db.turns.stored_bytes import merge_stored_bytes
 
@@ -72,12 +73,18 @@ class PostgresSweepStore(PostgresStore):
         return [_facts(row, row.version or 0) for row in await connection.execute(query)]
 
     @transaction
-    async def mark_notified(self, connection: AsyncConnection, turn_ids: Sequence[TurnId]) -> None:
+    async def mark_notified(self, connection: AsyncConnection, turn_ids: Sequence[TurnId], ago: timedelta) -> None:
+        if await were_forgotten(connection, ago):
+            return
         pending = update(TurnRow).where(TurnRow.id.in_(turn_ids), TurnRow.announced_at.is_(None))
         await connection.execute(pending.values(announced_at=func.now()))
 
     @transaction
-    async def mark_feedback_notified(self, connection: AsyncConnection, feedback_ids: Sequence[FeedbackId]) -> None:
+    async def mark_feedback_notified(
+        self, connection: AsyncConnection, feedback_ids: Sequence[FeedbackId], ago: timedelta
+    ) -> None:
+        if await were_forgotten(connection, ago):
+            return
         notified = update(FeedbackRow).where(FeedbackRow.id.in_(feedback_ids))
         await connection.execute(notified.values(announced_at=func.now()))
 

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import logging
 import time
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from api.stores import FeedbackStore, TurnStore
@@ -167,7 +168,9 @@ class NotificationQueue:
             while not queue.empty():
                 batch.append(queue.get_nowait())
             try:
-                await self._mark_notified(await self._send(batch, notifier))
+                began = time.monotonic()
+                sent = await self._send(batch, notifier)
+                await self._mark_notified(sent, timedelta(seconds=time.monotonic() - began))
             except Exception:  # a bug: the sweep sends what is not marked; the messages that follow are sent as ever
                 log.exception("notifications left to the sweep", extra={"messages": len(batch)})
             finally:
@@ -190,14 +193,14 @@ class NotificationQueue:
             self._count_unsent(len(batch) - len(sent))
         return sent
 
-    async def _mark_notified(self, sent: list[TurnRecorded | FeedbackGiven]) -> None:
+    async def _mark_notified(self, sent: list[TurnRecorded | FeedbackGiven], ago: timedelta) -> None:
         turns = [message.turn_id for message in sent if isinstance(message, TurnRecorded)]
         try:
             if turns:
-                await self._turns.mark_notified(turns)
+                await self._turns.mark_notified(turns, ago)
             for message in sent:
                 if isinstance(message, FeedbackGiven):
-                    await self._feedback.mark_feedback_notified(message.feedback_id)
+                    await self._feedback.mark_feedback_notified(message.feedback_id, ago)
         except StoreUnavailable as error:
             # The sweep sends these again, which is harmless: signals are idempotent.
             log.warning("notifications sent, but not marked as sent", extra={"messages": len(sent), "why": str(error)})

@@ -27,6 +27,7 @@ from clawloop.core.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedb
 from db.content import content_of, storable
 from db.database import PostgresStore, transaction
 from db.judging.rewards import finalize_outcome_of
+from db.recovery import were_forgotten
 from db.tables import ApiKeyRow, FeedbackRequestRow, FeedbackRow, JudgementRow, SampleRow, SessionRow, TurnRow
 from db.training.policies import lock_policy
 from db.training.recipes import recipe_by_hash
@@ -164,7 +165,9 @@ class PostgresFeedbackStore(PostgresStore):
         return None if await connection.scalar(own) is None else await read_feedback(connection, [turn])
 
     @transaction
-    async def mark_feedback_notified(self, connection: AsyncConnection, feedback: FeedbackId) -> None:
+    async def mark_feedback_notified(self, connection: AsyncConnection, feedback: FeedbackId, ago: timedelta) -> None:
+        if await were_forgotten(connection, ago):
+            return
         await connection.execute(update(FeedbackRow).where(FeedbackRow.id == feedback).values(announced_at=func.now()))
 
 

@@ -86,6 +86,7 @@ class TemporalServerRow(Base):
     only_row: Mapped[bool] = mapped_column(primary_key=True, server_default=true())
     namespace_id: Mapped[str]
     seen_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    forgotten_at: Mapped[datetime | None]  # what was signalled before is signalled again
 
 
 class ApiKeyRow(Base):

@@ -90,6 +90,7 @@ CREATE TABLE temporal_server (
     only_row boolean DEFAULT true PRIMARY KEY,
     namespace_id text NOT NULL,
     seen_at timestamptz NOT NULL DEFAULT now(),
+    forgotten_at timestamptz,
     CONSTRAINT temporal_server_only_row_check CHECK (only_row)
 );
 """

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from api.recording.insert_queue import DRAIN_BATCH_TURNS, InsertQueue
 from api.recording.notifier import NotificationQueue
 from api.recording.recorder import Recorder
 from api.recording.spool import Spool
+from clawloop.core.contracts.notices import SessionNotice
 from clawloop.core.contracts.sessions import TurnRecorded
 from clawloop.core.contracts.turns import InsertedTurn, SessionEvidence, SessionSource, TurnRecord
 from clawloop.core.encryption.key_file import add_key, make_keys
@@ -593,6 +595,22 @@ async def test_each_main_turn_is_notified_once_with_ids_and_marked(tmp_path: Pat
     ]
     assert len({session.session_id for session, _ in notifier.sent}) == 1
     assert {(session.policy, session.identified_by) for session, _ in notifier.sent} == {("default", "session_id")}
+
+
+async def test_a_mark_says_how_long_ago_its_signal_was_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, notifier = SteppedClock(), FakeNotifier()
+    monkeypatch.setattr(notifier_module, "time", clock)
+    notify = notifier.notify
+
+    async def takes_long(notice: SessionNotice) -> None:
+        await notify(notice)
+        clock.now += 3.0
+
+    monkeypatch.setattr(notifier, "notify", takes_long)
+    async with notifying_gateway(tmp_path, notifier) as gateway:
+        await chat(gateway)
+        await until(lambda: gateway.turns.announced)
+    assert gateway.turns.marked_ago == [timedelta(seconds=3)]
 
 
 async def test_each_choice_of_a_request_is_notified(tmp_path: Path) -> None:

@@ -43,8 +43,11 @@ _OUTCOMES = f"""{_FOLLOWED}
 """
 
 _LEFT_OPEN = """
-    SELECT s.id::text, e.name, coalesce(s.state, 'not stored')
+    SELECT s.id::text, e.name, coalesce(s.state, 'not stored'), t.outcome, t.announced_at::text
     FROM unnest(%s::text[]) AS e(name) LEFT JOIN sessions s ON s.external_id = e.name
+    LEFT JOIN LATERAL (
+        SELECT outcome, announced_at FROM turns WHERE session_id = s.id AND kind = 'main' ORDER BY id DESC LIMIT 1) t
+        ON true
     WHERE s.state IS DISTINCT FROM 'closed'
     ORDER BY e.name
 """
@@ -72,7 +75,9 @@ async def sessions_left_open(
     while left := await _rows(database_url, _LEFT_OPEN, [*ended]):
         if time.monotonic() > deadline:
             return [
-                f"session {session} ({name}) was ended by its client, and is {state}" for session, name, state in left
+                f"session {session} ({name}) was ended by its client, and is {state}; last turn: {outcome}, "
+                + ("its workflow was not told" if announced is None else f"its workflow told at {announced}")
+                for session, name, state, outcome, announced in left
             ]
         await asyncio.sleep(0.2)
     return []

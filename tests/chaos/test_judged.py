@@ -71,8 +71,8 @@ async def test_an_ended_session_that_is_open_or_not_stored_is_named(binary_bench
     await b.insert(*b.conversation("one", session="s2"))
     left = await sessions_left_open(b.url, ["s1-0", "s1-1"], within_seconds=0)
     assert left == [
-        f"session {session} (s1-0) was ended by its client, and is open",
-        "session None (s1-1) was ended by its client, and is not stored",
+        f"session {session} (s1-0) was ended by its client, and is open; last turn: waiting, its workflow was not told",
+        "session None (s1-1) was ended by its client, and is not stored; last turn: None, its workflow was not told",
     ]
     await b.close(session)
     assert await sessions_left_open(b.url, ["s1-0"], within_seconds=0) == []

@@ -6,6 +6,7 @@ import asyncio
 import math
 import random
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -404,9 +405,9 @@ async def test_a_turn_whose_transaction_began_first_and_ended_last_was_overtaken
         return context.overtaken_by
 
     assert await overtaken_by() == frozenset()
-    await ledger.stores.turns.mark_notified([third.turn_id])
+    await ledger.stores.turns.mark_notified([third.turn_id], timedelta(0))
     assert await overtaken_by() == {third.turn_id}
-    await ledger.stores.turns.mark_notified([second.turn_id])
+    await ledger.stores.turns.mark_notified([second.turn_id], timedelta(0))
     assert await overtaken_by() == {third.turn_id}
 
 
@@ -414,8 +415,8 @@ async def test_a_turn_is_not_overtaken_by_one_that_is_signalled_with_it_or_later
     ledger = postgres_ledger
     first, second, third = ledger.talk("one", "two", "three")
     await ledger.insert(first, second, third)
-    await ledger.stores.turns.mark_notified([second.turn_id])
-    await ledger.stores.turns.mark_notified([third.turn_id])
+    await ledger.stores.turns.mark_notified([second.turn_id], timedelta(0))
+    await ledger.stores.turns.mark_notified([third.turn_id], timedelta(0))
     context = await ledger.judgements.load_context(second.turn_id)
     assert context is not None
     assert context.overtaken_by == frozenset()

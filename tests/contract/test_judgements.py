@@ -290,7 +290,7 @@ async def test_what_was_not_announced_is_found_in_order_until_it_is(ledger: Ledg
     missed = await ledger.sweep.pending_turns(NOW, 2)
     assert [told.turn_id for _, told in missed] == [turn.turn_id for turn in turns[:2]]
     assert await ledger.sweep.pending_turns(LATER, 9) == []
-    await ledger.sweep.mark_notified([told.turn_id for _, told in missed])
+    await ledger.sweep.mark_notified([told.turn_id for _, told in missed], timedelta(0))
     assert [told.turn_id for _, told in await ledger.sweep.pending_turns(NOW, 9)] == [turns[2].turn_id]
 
 
@@ -301,7 +301,7 @@ async def test_feedback_nobody_was_told_of_is_found_until_somebody_is(ledger: Le
     ((facts, told),) = await ledger.sweep.pending_feedback(NOW, 9)
     assert (facts.policy, told.feedback_id, told.turn_id) == ("default", given, first.turn_id)
     assert await ledger.sweep.pending_feedback(LATER, 9) == []
-    await ledger.sweep.mark_feedback_notified([given])
+    await ledger.sweep.mark_feedback_notified([given], timedelta(0))
     assert await ledger.sweep.pending_feedback(NOW, 9) == []
 
 

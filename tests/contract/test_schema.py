@@ -27,13 +27,14 @@ import migrations
 from clawloop.app.processes import holding, workers
 from clawloop.app.processes.database import ready_database
 from clawloop.app.processes.holding import Holding, take_database
-from clawloop.core.contracts.sessions import WaitingWork
+from clawloop.core.contracts.sessions import SessionFacts, TurnRecorded, WaitingWork
 from clawloop.core.errors import SetupError, StoreUnavailable
 from clawloop.core.ids import new_feedback_id
 from clawloop.core.settings import read_settings
 from db import schema
 from db.database import Database, driver_url
 from db.schema import is_current, migrate, migrate_down, revisions
+from db.sweep import PostgresSweepStore
 from db.tables import Base
 from db.temporal_server import TemporalServerStore
 from tests.conftest import execute
@@ -339,6 +340,62 @@ async def test_what_waits_is_marked_once_for_each_server_that_is_lost(
     tell(told_url)
     assert await store.take("four") is None
     assert told(told_url) == TOLD
+
+
+async def test_a_signal_that_a_lost_server_took_is_not_marked_afterwards(
+    store: TemporalServerStore, database: Database, postgres_stores: Stores, told_url: str
+) -> None:
+    """A gateway marks what it signalled some seconds ago: a later signal of its batch has waited for a dead server."""
+    sweep = PostgresSweepStore(database)
+    ((_, turn),) = await pending(sweep, told_url)
+    ((_, feedback),) = await sweep.pending_feedback(timedelta(0), 10)
+    await store.hold("one")
+    await store.hold("two", formerly="one")
+
+    async def mark_all(ago: timedelta) -> None:
+        await postgres_stores.turns.mark_notified([turn.turn_id], ago)
+        await sweep.mark_notified([turn.turn_id], ago)
+        await postgres_stores.feedback.mark_feedback_notified(feedback.feedback_id, ago)
+        await sweep.mark_feedback_notified([feedback.feedback_id], ago)
+
+    await mark_all(ago=timedelta(seconds=3))
+    assert told(told_url) == FORGOTTEN
+    with psycopg.connect(told_url) as connection:
+        connection.execute("UPDATE temporal_server SET forgotten_at = now() - interval '1 minute'")
+    await mark_all(ago=timedelta(seconds=3))
+    assert told(told_url)[1:] == TOLD[1:]
+
+
+async def test_marking_waits_until_signals_are_forgotten(
+    store: TemporalServerStore, database: Database, postgres_stores: Stores, told_url: str
+) -> None:
+    ((_, turn),) = await pending(PostgresSweepStore(database), told_url)
+    await store.hold("one")
+    with locked(told_url, "feedback"):  # what is forgotten last
+        forgetting = asyncio.create_task(store.hold("two", formerly="one"))
+        while not _waits(told_url, "UPDATE feedback"):
+            await asyncio.sleep(0.01)
+        marking = asyncio.create_task(postgres_stores.turns.mark_notified([turn.turn_id], timedelta(0)))
+        while not _waits(told_url, "SELECT temporal_server.forgotten_at"):
+            await asyncio.sleep(0.01)
+    await asyncio.gather(forgetting, marking)
+    assert told(told_url) == FORGOTTEN
+
+
+async def pending(sweep: PostgresSweepStore, url: str) -> list[tuple[SessionFacts, TurnRecorded]]:
+    with psycopg.connect(url) as connection:
+        connection.execute("UPDATE turns SET announced_at = NULL")
+        connection.execute("UPDATE feedback SET announced_at = NULL")
+    return await sweep.pending_turns(timedelta(0), 10)
+
+
+def _waits(url: str, query: str) -> bool:
+    """True if a query that begins so waits for a lock."""
+    with psycopg.connect(url) as connection:
+        waiting = connection.execute(
+            "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND starts_with(query, %s)", [query]
+        )
+        return waiting.fetchone() is not None
 
 
 async def test_the_first_server_that_an_operator_takes_has_lost_nothing(

@@ -69,7 +69,7 @@ async def test_a_session_shows_each_turn_with_its_outcome_and_why(stores: Stores
     first, second = await stores.sessions.turns(session)
     assert (first.id, first.number, first.outcome) == (main.turn_id, 1, TurnOutcome.WAITING)
     assert first.why.startswith("waits for Temporal")
-    await stores.turns.mark_notified([main.turn_id])
+    await stores.turns.mark_notified([main.turn_id], timedelta(0))
     announced = await stores.sessions.turn(main.turn_id)
     assert announced is not None
     assert announced.why.startswith("waits for a reaction")
@@ -111,7 +111,7 @@ async def test_feedback_finds_its_turn_by_id_by_our_session_and_by_the_clients(s
         session,
         FeedbackEffect.AMENDS,
     )
-    await stores.feedback.mark_feedback_notified(given.given.feedback_id)
+    await stores.feedback.mark_feedback_notified(given.given.feedback_id, timedelta(0))
 
 
 async def test_feedback_on_another_keys_turn_or_a_side_turn_is_refused(stores: Stores) -> None:

@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import struct
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -388,9 +389,9 @@ def _logprobs(record: TurnRecord) -> list[float]:
 async def test_the_first_notification_time_of_a_turn_is_kept(stores: Stores) -> None:
     first, second = conversation(stores, "a", "b")
     await insert_all(stores, [first, second])
-    await stores.turns.mark_notified([first.turn_id])
+    await stores.turns.mark_notified([first.turn_id], timedelta(0))
     once = await stores.turns.load(first.turn_id)
-    await stores.turns.mark_notified([first.turn_id, second.turn_id])
+    await stores.turns.mark_notified([first.turn_id, second.turn_id], timedelta(0))
     again, other = await stores.turns.load(first.turn_id), await stores.turns.load(second.turn_id)
     assert once is not None
     assert again is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 from clawloop.core.contracts.sessions import (
@@ -307,7 +307,7 @@ class FakeSessionStore:
         ids = sorted(turn.record.turn_id for turn in turns)[:limit]
         return [facts for turn_id in ids if (facts := await self.rejudge_facts(turn_id)) is not None]
 
-    async def mark_feedback_notified(self, feedback: FeedbackId) -> None:
+    async def mark_feedback_notified(self, feedback: FeedbackId, ago: timedelta) -> None:
         self.announced.append(feedback)
 
     async def _by_session(self) -> dict[SessionId, list[StoredTurn]]:

@@ -60,10 +60,10 @@ class FakeSweepStore:
             and is_older(turn, age)
         ][:limit]
 
-    async def mark_notified(self, turn_ids: Sequence[TurnId]) -> None:
-        await self._turns.mark_notified(turn_ids)
+    async def mark_notified(self, turn_ids: Sequence[TurnId], ago: timedelta) -> None:
+        await self._turns.mark_notified(turn_ids, ago)
 
-    async def mark_feedback_notified(self, feedback_ids: Sequence[FeedbackId]) -> None:
+    async def mark_feedback_notified(self, feedback_ids: Sequence[FeedbackId], ago: timedelta) -> None:
         self._told.update(feedback_ids)
 
     async def merge_stored_bytes(self) -> int:

@@ -6,7 +6,7 @@ import asyncio
 import copy
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import cast
 
 from clawloop.core.contracts.turns import (
@@ -50,6 +50,7 @@ class FakeTurnStore:
         self._prepared: dict[TurnId, PreparedTurn] = {}
         self._inserted: dict[TurnId, InsertedTurn] = {}
         self.announced: dict[TurnId, datetime] = {}
+        self.marked_ago: list[timedelta] = []
         self.fates: dict[TurnId, tuple[TurnOutcome, str | None]] = {}
         self.erased: dict[SessionId | TurnId, datetime] = {}
         self.erased_lessons: set[LessonId] = set()
@@ -212,8 +213,9 @@ class FakeTurnStore:
         self._require_available()
         return self._inserted[turn_id].parent_turn_id if turn_id in self._inserted else None
 
-    async def mark_notified(self, turn_ids: Sequence[TurnId]) -> None:
+    async def mark_notified(self, turn_ids: Sequence[TurnId], ago: timedelta) -> None:
         self._require_available()
+        self.marked_ago.append(ago)
         for turn_id in turn_ids:
             self.announced.setdefault(turn_id, datetime.now(UTC))
 

@@ -17,6 +17,7 @@ from clawloop.core.contracts.turns import TurnKind
 from clawloop.core.errors import SignalFailed
 from clawloop.core.ids import SessionId
 from db.sweep import PostgresSweepStore
+from db.temporal_server import TemporalServerStore
 from tests.fakes.notifier import FakeNotifier
 from tests.judging.conftest import Bench
 
@@ -53,6 +54,23 @@ async def test_while_workflows_cannot_be_told_nothing_is_noted(bench: Bench) -> 
     away.available = False
     swept = await sweeper(bench, away).sweep()
     assert (swept.turns, swept.stuck) == (0, 1)
+    assert (await sweeper(bench, FakeNotifier()).sweep()).turns == 1
+
+
+async def test_what_a_temporal_server_took_before_it_was_lost_is_sent_to_the_next(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.insert(*bench.conversation("a"))
+    servers, notifier = TemporalServerStore(bench.database), FakeNotifier()
+    await servers.hold("lost")
+    notify = notifier.notify
+
+    async def loses_its_data(notice: SessionNotice) -> None:
+        await notify(notice)
+        await servers.hold("next", formerly="lost")
+
+    monkeypatch.setattr(notifier, "notify", loses_its_data)
+    assert (await sweeper(bench, notifier).sweep()).turns == 1
     assert (await sweeper(bench, FakeNotifier()).sweep()).turns == 1
 
 
