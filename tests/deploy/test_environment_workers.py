@@ -4,6 +4,7 @@ sandboxes."""
 from __future__ import annotations
 
 import json
+import os
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import yaml
 from clawloop.app.cli.remote_environment import _parser, worker_of
 from clawloop.core.errors import SetupError
 from clawloop.environments.choice import DEFAULT_ENVIRONMENTS, gateway_address
-from tests.deploy.containers import DEPLOY, compose, filled_in
+from tests.deploy.containers import DEPLOY, built, compose, filled_in
 from tests.deploy.test_further_engines import overlay
 from tests.deploy.test_kubernetes import VERSIONS, of_kind, pods, selected
 
@@ -156,6 +157,29 @@ def test_the_pods_reach_gateways_and_temporal_and_are_asked_for_their_health(
     assert (health["name"], health["containerPort"]) == ("health", 8081)
     probes = [container[kind]["httpGet"] for kind in ("startupProbe", "livenessProbe", "readinessProbe")]
     assert {(probe["port"], probe["path"]) for probe in probes} == {("health", "/readyz"), ("health", "/healthz")}
+
+
+def test_a_team_sets_registry_temporal_and_storage_class_once(tmp_path: Path) -> None:
+    """As a copy of the overlay `team` does that names the component beside its own."""
+    team = DEPLOY / "kubernetes" / "overlays" / "team"
+    text = (team / "kustomization.yaml").read_text()
+    for known, own in (
+        ("registry.example.org", "registry.ours"),
+        ("temporal-frontend.temporal:", "temporal.ours:"),
+        ("STORAGE_CLASS=shared", "STORAGE_CLASS=ours"),
+    ):
+        assert known in text
+        text = text.replace(known, own)
+    copied = yaml.safe_load(text)
+    copied["components"].append("../../components/environments")
+    for kind in ("resources", "components"):
+        copied[kind] = [os.path.relpath((team / path).resolve(), tmp_path.resolve()) for path in copied[kind]]
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(copied))
+    resources = built(tmp_path)
+    [container] = pods(resources)["environment"]["spec"]["containers"]
+    assert container["image"] == "registry.ours/clawloop-environment:0.1.0"
+    assert of_config(resources)["data"] == {"TEMPORAL_ADDRESS": "temporal.ours:7233"}
+    assert of_kind(resources, "PersistentVolumeClaim")["artifacts"]["spec"]["storageClassName"] == "ours"
 
 
 def test_controllers_and_budgets_select_the_pods(resources: list[Resource]) -> None:

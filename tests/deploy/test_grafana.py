@@ -22,6 +22,7 @@ from clawloop.core.telemetry.metrics import (
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "grafana"
 _SERIES = re.compile(r"\b(clawloop_\w+)(?:\{([^}]*)\})?")
 _GROUPED = re.compile(r"by \(([\w, ]+)\)")
+_UP = re.compile(r'up\{job=~"clawloop\.\*"(?:, process="([\w-]+)")?\}')  # Prometheus' own
 
 
 REGISTRIES: list[CollectorRegistry] = [
@@ -61,7 +62,7 @@ def grouped(expression: str) -> set[str]:
 @pytest.mark.parametrize("expression", [*SHOWN, *(rule["expr"] for rule in RULES)])
 def test_each_expression_asks_for_what_exists(expression: str) -> None:
     names = used(expression)
-    assert names or 'up{job=~"clawloop.*"}' in expression  # Prometheus' own
+    assert names or _UP.search(expression)
     assert names <= METRICS.keys()
     for name, chosen in _SERIES.findall(expression):
         assert set(re.findall(r"(\w+)\s*[=!]", chosen)) <= METRICS[name], name
@@ -89,6 +90,21 @@ def test_what_an_alert_counts_is_there_before_the_first_event() -> None:
     for rule in RULES:
         for name in re.findall(r"increase\((clawloop_\w+)", rule["expr"]):
             assert name in FROM_THE_START, rule["alert"]
+
+
+def test_a_process_that_is_no_target_any_more_is_missed() -> None:
+    """A stopped container has no name and so no `up`: each of our processes but the optional one has its `absent`."""
+    absent = " ".join(found for rule in RULES for found in re.findall(r"absent\((.+?)\)(?: or|$)", rule["expr"]))
+    of = (GatewayMetrics, WorkerMetrics, TrainerMetrics, EngineMetrics)
+    for metrics_of in of:
+        own = {sample.name for metric in metrics_of().registry.collect() for sample in metric.samples}
+        assert used(absent) & own, metrics_of
+    [scraped] = yaml.safe_load((FOLDER / "prometheus.yml").read_text())["scrape_configs"]
+    [label] = scraped["relabel_configs"]
+    processes = {name for found in scraped["dns_sd_configs"] for name in found["names"]}
+    assert (label["source_labels"], label["target_label"]) == (["__meta_dns_name"], "process")
+    # A judge has the metrics of an orchestrator, whose rule is that of sweeps.
+    assert set(_UP.findall(absent)) == {"judge"} <= processes
 
 
 def test_each_alert_says_what_to_do() -> None:
