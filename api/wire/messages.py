@@ -12,7 +12,20 @@ from starlette.datastructures import Headers
 
 from api.errors import Problem
 from api.json_bounds import Objects, Texts
-from api.wire.reading import PASSED_ON, Translated, blocks, kept, named, objects, parse, text, unused, wrong
+from api.wire.reading import (
+    PASSED_ON,
+    Translated,
+    Unreadable,
+    blocks,
+    kept,
+    last_of_user,
+    named,
+    objects,
+    parse,
+    text,
+    unused,
+    wrong,
+)
 from api.wire.reply import Chunk, TokenCounts, event, require_ended, usage_of
 from clawloop.core.contracts.turns import Message
 from clawloop.core.errors import EngineAnswerUnusable, RequestRejected
@@ -195,11 +208,14 @@ def _tool_name(name: Any, tool: Mapping[Any, Any]) -> str:
 def _messages(messages: list[Any], ignored: list[str], loaded: _Loaded) -> list[Message]:
     translated: list[Message] = []
     calls: set[str] = set()
-    for message, place in objects(messages, "messages"):
+    last = last_of_user(messages)
+    unreadable = Unreadable(ignored)
+    for index, (message, place) in enumerate(objects(messages, "messages")):
         content = message.get("content")
+        unreadable.earlier = index < last
         match message.get("role"):
             case "user":
-                translated += _user(content, f"{place}.content", calls, ignored, loaded)
+                translated += _user(content, f"{place}.content", calls, unreadable, loaded)
             case "assistant":
                 translated.append(_assistant(content, f"{place}.content", calls, loaded))
             case "system":
@@ -211,7 +227,7 @@ def _messages(messages: list[Any], ignored: list[str], loaded: _Loaded) -> list[
     return translated
 
 
-def _user(content: Any, place: str, calls: set[str], ignored: list[str], loaded: _Loaded) -> list[Message]:
+def _user(content: Any, place: str, calls: set[str], unreadable: Unreadable, loaded: _Loaded) -> list[Message]:
     """A user message: the results of tools as messages of their own, in order."""
     if content is None or isinstance(content, str):
         return [{"role": "user", "content": content or ""}]
@@ -226,30 +242,29 @@ def _user(content: Any, place: str, calls: set[str], ignored: list[str], loaded:
     for block, at in blocks(content, place):
         if block.get("type") == "tool_result":
             close_message()
-            translated.append(_tool_result(block, at, calls, loaded))
+            translated.append(_tool_result(block, at, calls, unreadable, loaded))
             if block.get("is_error"):
-                ignored.append("tool_result.is_error")
+                unreadable.ignored.append("tool_result.is_error")
         else:
-            parts.extend(_user_parts(block, at, loaded))
+            parts.extend(_user_parts(block, at, unreadable, loaded))
     close_message()
     if not translated:
         raise wrong(place, "it is empty")
     return translated
 
 
-def _user_parts(block: dict[str, Any], place: str, loaded: _Loaded) -> list[dict[str, Any]]:
-    source = block.get("source")
+def _user_parts(block: dict[str, Any], place: str, unreadable: Unreadable, loaded: _Loaded) -> list[dict[str, Any]]:
     match block.get("type"):
         case "text":
             return [{"type": "text", "text": text(block.get("text"), f"{place}.text")}]
         case "image":
-            return [{"type": "image_url", "image_url": {"url": _image(source, f"{place}.source")}}]
+            return [_image(block.get("source"), place, unreadable)]
         case "document":
-            return _document(block, place, loaded)
+            return _document(block, place, unreadable, loaded)
     return [{"type": "text", "text": _kept(block, place, loaded)}]
 
 
-def _document(block: dict[str, Any], place: str, loaded: _Loaded) -> list[dict[str, Any]]:
+def _document(block: dict[str, Any], place: str, unreadable: Unreadable, loaded: _Loaded) -> list[dict[str, Any]]:
     """Content parts of a document: its title and context, then its text or its blocks."""
     heading = [text(block[name], f"{place}.{name}") for name in ("title", "context") if block.get(name) is not None]
     parts = [{"type": "text", "text": "\n".join(heading)}] if heading else []
@@ -260,25 +275,31 @@ def _document(block: dict[str, Any], place: str, loaded: _Loaded) -> list[dict[s
             for inner, at in blocks(given, f"{place}.source.content"):
                 if inner.get("type") == "document":
                     raise wrong(f"{at}.type", "a document holds text and images, no document")
-                parts += _user_parts(inner, at, loaded)
+                parts += _user_parts(inner, at, unreadable, loaded)
             return parts
-    raise wrong(
+    refused = wrong(
         f"{place}.source",
         "engines read text and images, no PDF or other file. Send the text of the document (`type` text with `data`), "
         "or its pages as `image` blocks",
     )
+    line = unreadable.line("document", block.get("title"), place, refused)
+    context = [block["context"]] if block.get("context") else []
+    return [{"type": "text", "text": "\n".join([line, *context])}]
 
 
-def _image(source: Any, place: str) -> str:
+def _image(source: Any, place: str, unreadable: Unreadable) -> dict[str, Any]:
     match source:
         case {"type": "base64", "media_type": str(media_type), "data": str(data)}:
-            return f"data:{media_type};base64,{data}"
+            return {"type": "image_url", "image_url": {"url": f"data:{media_type};base64,{data}"}}
         case {"type": "url", "url": str(url)}:
-            return url
-    raise wrong(place, "an image is `base64` with `media_type` and `data`, or `url` with `url`")
+            return {"type": "image_url", "image_url": {"url": url}}
+    refused = wrong(f"{place}.source", "an image is `base64` with `media_type` and `data`, or `url` with `url`")
+    return {"type": "text", "text": unreadable.line("image", None, place, refused)}
 
 
-def _tool_result(block: dict[str, Any], place: str, calls: set[str], loaded: _Loaded) -> Message:
+def _tool_result(
+    block: dict[str, Any], place: str, calls: set[str], unreadable: Unreadable, loaded: _Loaded
+) -> Message:
     call = text(block.get("tool_use_id"), f"{place}.tool_use_id")
     if call not in calls:
         raise wrong(
@@ -292,7 +313,8 @@ def _tool_result(block: dict[str, Any], place: str, calls: set[str], loaded: _Lo
         # A result that was not written as text.
         return {"role": "tool", "tool_call_id": call, "content": orjson.dumps(content).decode()}
     given = [content] if isinstance(content, dict) else content
-    parts = [part for inner, at in blocks(given, f"{place}.content") for part in _user_parts(inner, at, loaded)]
+    found = (_user_parts(inner, at, unreadable, loaded) for inner, at in blocks(given, f"{place}.content"))
+    parts = [part for inner in found for part in inner]
     return {"role": "tool", "tool_call_id": call, "content": _plain(parts) if parts else ""}
 
 

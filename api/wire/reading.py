@@ -116,6 +116,41 @@ def named(fields: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({name for name in fields if name.isascii() and name.isprintable() and len(name) <= 64}))
 
 
+_NAME = 200  # characters of a file's name that a model reads
+
+
+@dataclass(slots=True)
+class Unreadable:
+    """What no engine reads: refused in the last user message; before it kept as a line, as the session would end there.
+
+    Args:
+        ignored: gets the names of what is kept as a line.
+        earlier: the message that is read stands before the last of the user.
+    """
+
+    ignored: list[str]
+    earlier: bool = False
+
+    def line(self, kind: str, name: Any, place: str, refused: RequestRejected) -> str:
+        """What a model reads in its place.
+
+        Raises:
+            RequestRejected: as given, if the user says it now.
+        """
+        if not self.earlier:
+            raise refused
+        self.ignored.append(f"{place}.{kind}")
+        said = " ".join(name.split())[:_NAME] if isinstance(name, str) else ""
+        return f"[{kind}{' ' if said else ''}{said}: not readable here]"
+
+
+def last_of_user(entries: Any) -> int:
+    """The place of the last user message among a request's messages or items; -1 without one."""
+    given = entries if isinstance(entries, list) else []
+    places = (place for place, entry in enumerate(given) if isinstance(entry, dict) and entry.get("role") == "user")
+    return max(places, default=-1)
+
+
 # Of no use to a model: ids, what others encrypted or signed, and bytes.
 _UNREADABLE = frozenset(
     {

@@ -13,7 +13,20 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from api.errors import CONTEXT_OVERFLOW, Problem
 from api.json_bounds import Objects, Texts
-from api.wire.reading import PASSED_ON, Translated, blocks, kept, named, objects, parse, text, unused, wrong
+from api.wire.reading import (
+    PASSED_ON,
+    Translated,
+    Unreadable,
+    blocks,
+    kept,
+    last_of_user,
+    named,
+    objects,
+    parse,
+    text,
+    unused,
+    wrong,
+)
 from api.wire.reply import Chunk, TokenCounts, event, usage_of
 from api.wire.responses_tools import INPUT, SEARCH, Origin, ResponsesTools, arguments_of, given_again, input_of
 from clawloop.core.contracts.turns import Message
@@ -70,8 +83,9 @@ def messages_of(
     tools = ResponsesTools() if tools is None else tools
     ignored = [] if ignored is None else ignored
     messages = _Messages()
-    for item, place in objects(items, "input"):
-        _add_item(messages, item, place, _Around(calls, tools, ignored))
+    last = last_of_user(items)
+    for index, (item, place) in enumerate(objects(items, "input")):
+        _add_item(messages, item, place, _Around(calls, tools, Unreadable(ignored, earlier=index < last)))
     for message in messages.done:
         if message["content"] is None and "tool_calls" not in message:
             message["content"] = ""  # thinking alone
@@ -83,14 +97,18 @@ class _Around(NamedTuple):
 
     calls: set[str]
     tools: ResponsesTools
-    ignored: list[str]
+    unreadable: Unreadable
+
+    @property
+    def ignored(self) -> list[str]:
+        return self.unreadable.ignored
 
 
 def _add_item(messages: _Messages, item: dict[str, Any], place: str, around: _Around) -> None:
     kind = item.get("type") or "message"
     match kind:
         case "message":
-            messages.add(_message(item, place))
+            messages.add(_message(item, place, around.unreadable))
         case "reasoning":
             messages.add_reasoning(_reasoning(item, place))
         case "function_call" | "custom_tool_call":
@@ -102,9 +120,9 @@ def _add_item(messages: _Messages, item: dict[str, Any], place: str, around: _Ar
         case str() if kind in _CALLS:
             _add_other_call(messages, item, kind, place, around.calls)
         case str() if kind.endswith("_output"):
-            messages.add(_output(item, kind, place, around.calls))
+            messages.add(_output(item, kind, place, around))
         case _:
-            _add_other(messages, item, str(kind), place, around.ignored)
+            _add_other(messages, item, str(kind), place, around)
 
 
 class _Messages:
@@ -136,21 +154,21 @@ class _Messages:
         calls.append(call)
 
 
-def _message(item: dict[str, Any], place: str) -> Message:
+def _message(item: dict[str, Any], place: str, unreadable: Unreadable) -> Message:
     role = item.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise wrong(f"{place}.role", f"{str(role)[:40]!r} is not one of {', '.join(_ROLES)}")
     content = item.get("content")
     if content is None or isinstance(content, str):
         return {"role": _ROLES[role], "content": content or ""}
-    parts = _parts(content, f"{place}.content")
+    parts = _parts(content, f"{place}.content", unreadable)
     if all(part["type"] == "text" for part in parts):
         texts = [part["text"] for part in parts]
         return {"role": _ROLES[role], "content": texts[0] if len(texts) == 1 else "".join(texts)}
     return {"role": _ROLES[role], "content": parts}  # type: ignore[dict-item]
 
 
-def _parts(content: Any, place: str) -> list[dict[str, Any]]:
+def _parts(content: Any, place: str, unreadable: Unreadable) -> list[dict[str, Any]]:
     parts: list[dict[str, Any]] = []
     for part, at in blocks(content, place):
         match part:
@@ -165,11 +183,15 @@ def _parts(content: Any, place: str) -> list[dict[str, Any]]:
             case {"type": "computer_screenshot", "image_url": str(url)}:
                 parts.append({"type": "image_url", "image_url": {"url": url}})
             case {"type": "input_image"}:
-                raise wrong(f"{at}.image_url", "an image is given by `image_url`; there are no stored files")
+                refused = wrong(f"{at}.image_url", "an image is given by `image_url`; there are no stored files")
+                line = unreadable.line("input_image", part.get("file_id"), at, refused)
+                parts.append({"type": "text", "text": f"\n{line}\n"})
             case {"type": "input_file"}:
-                parts.append({"type": "text", "text": _file_text(part, at)})
-            case {"type": "input_audio"} | {"type": "input_video"}:
-                raise wrong(f"{at}.type", "it is not supported here; these are: input_text, input_image, input_file")
+                parts.append({"type": "text", "text": _file_text(part, at, unreadable)})
+            case {"type": "input_audio" | "input_video" as kind}:
+                supported = "it is not supported here; these are: input_text, input_image, input_file"
+                line = unreadable.line(kind, None, at, wrong(f"{at}.type", supported))
+                parts.append({"type": "text", "text": f"\n{line}\n"})
             case {"type": str(), "text": str(said)}:
                 parts.append({"type": "text", "text": said})
             case {"type": str()}:
@@ -179,23 +201,25 @@ def _parts(content: Any, place: str) -> list[dict[str, Any]]:
     return parts
 
 
-def _file_text(part: dict[str, Any], place: str) -> str:
+def _file_text(part: dict[str, Any], place: str, unreadable: Unreadable) -> str:
     """The text of a file that is one, after its name."""
+    name = part.get("filename")
     match = _TEXT_FILE.match(data) if isinstance(data := part.get("file_data"), str) else None
+    refused = wrong(
+        f"{place}.type",
+        "engines read text and images, no PDF or other file, and there are no stored files. Send the text of the file "
+        "as `input_text`, or as `file_data` with `data:text/plain;base64,…`, or its pages as `input_image`",
+    )
     if match is not None:
         assert isinstance(data, str)
         try:
             said = base64.b64decode(data[match.end() :], validate=True).decode()
         except ValueError:
-            raise wrong(f"{place}.file_data", "it should be UTF-8 text in base64") from None
-        name = part.get("filename")
-        # Parts that are text are joined as they are.
-        return f"\n{name}\n{said}\n" if isinstance(name, str) and name else f"\n{said}\n"
-    raise wrong(
-        f"{place}.type",
-        "engines read text and images, no PDF or other file, and there are no stored files. Send the text of the file "
-        "as `input_text`, or as `file_data` with `data:text/plain;base64,…`, or its pages as `input_image`",
-    )
+            refused = wrong(f"{place}.file_data", "it should be UTF-8 text in base64")
+        else:
+            # Parts that are text are joined as they are.
+            return f"\n{name}\n{said}\n" if isinstance(name, str) and name else f"\n{said}\n"
+    return f"\n{unreadable.line('input_file', name or part.get('file_id'), place, refused)}\n"
 
 
 def _reasoning(item: dict[str, Any], place: str) -> str:
@@ -257,7 +281,7 @@ def _search_output(item: dict[str, Any], place: str, around: _Around) -> Message
     return {"role": "user", "content": f"[tool_search_output] {said}"}
 
 
-def _add_other(messages: _Messages, item: dict[str, Any], kind: str, place: str, ignored: list[str]) -> None:
+def _add_other(messages: _Messages, item: dict[str, Any], kind: str, place: str, around: _Around) -> None:
     """Add an item that is neither a message nor a call.
 
     Raises:
@@ -266,29 +290,29 @@ def _add_other(messages: _Messages, item: dict[str, Any], kind: str, place: str,
     if kind in _REFUSED:
         raise wrong(place, _REFUSED[kind])
     if kind == "configuration_update":
-        ignored.append(f"{place}.{kind}")
+        around.ignored.append(f"{place}.{kind}")
     elif kind == "compaction":
         messages.add({"role": "user", "content": _UNREADABLE_SUMMARY})
     elif item.get("role") in _ROLES and isinstance(item.get("content"), str | list):
-        messages.add(_message(item, place))
+        messages.add(_message(item, place, around.unreadable))
     else:
         by_model = kind.endswith(("_call", "_request", "_list_tools"))
         messages.add({"role": "assistant" if by_model else "user", "content": kept(item, place)})
 
 
-def _output(item: dict[str, Any], kind: str, place: str, calls: set[str]) -> Message:
+def _output(item: dict[str, Any], kind: str, place: str, around: _Around) -> Message:
     # `local_shell_call_output` has its call's id as its own.
     call = item.get("call_id") or (item.get("id") if kind == "local_shell_call_output" else None)
     output = item.get("output") if item.get("output") is not None else item.get("result")
-    if call is None or (call not in calls and kind not in _STRICT):
+    if call is None or (call not in around.calls and kind not in _STRICT):
         return {"role": "user", "content": kept(item | {"output": output}, place)}
     call = text(call, f"{place}.call_id")
-    if call not in calls:
+    if call not in around.calls:
         raise wrong(
             f"{place}.call_id",
             "no call before it has this id. Send the call before its result",
         )
-    content = _output_content(output, kind, place)
+    content = _output_content(output, kind, place, around.unreadable)
     return {"role": "tool", "tool_call_id": call, "content": content}
 
 
@@ -296,14 +320,14 @@ def _output(item: dict[str, Any], kind: str, place: str, calls: set[str]) -> Mes
 _STRICT = ("function_call_output", "custom_tool_call_output")
 
 
-def _output_content(output: Any, kind: str, place: str) -> Any:
+def _output_content(output: Any, kind: str, place: str, unreadable: Unreadable) -> Any:
     if output is None or isinstance(output, str):
         return output or ""
     if kind == "shell_call_output":  # a list of outputs and exit codes
         return orjson.dumps(output).decode()
     if isinstance(output, int | float) or (isinstance(output, dict) and "type" not in output):
         return orjson.dumps(output).decode()  # a result that was not written as text
-    parts = _parts([output] if isinstance(output, dict) else output, f"{place}.output")
+    parts = _parts([output] if isinstance(output, dict) else output, f"{place}.output", unreadable)
     if all(part["type"] == "text" for part in parts):
         return "".join(part["text"] for part in parts)
     return parts

@@ -36,7 +36,8 @@ VALUES = st.recursive(
 BLOCK_TYPES = (*BLOCKS_DECIDED, "hologram")
 ITEM_TYPES = (*ITEMS_DECIDED, "hologram", "hologram_output", "hologram_call")
 TOOL_TYPES = ("function", "namespace", "custom", "tool_search", "web_search", "tool_search_tool_regex_20251119")
-PART_TYPES = ("input_text", "output_text", "refusal", "input_image", "input_file", "reasoning_text")
+PART_TYPES = ("input_text", "output_text", "refusal", "input_image", "input_file", "input_audio", "reasoning_text")
+FILE = {"file_data": SCALARS | st.just("data:text/plain;base64,/w=="), "filename": SCALARS, "file_id": SCALARS}
 ROLES = ("user", "assistant", "system", "developer", "tool")
 
 
@@ -51,7 +52,7 @@ BLOCKS = st.lists(
         optional={
             "text": SCALARS,
             "thinking": SCALARS,
-            "source": VALUES,
+            "source": VALUES | st.fixed_dictionaries({"type": st.sampled_from(("base64", "url", "file"))}),
             "id": IDS,
             "tool_use_id": IDS,
             "name": SCALARS,
@@ -68,7 +69,8 @@ MESSAGES = st.lists(
     st.fixed_dictionaries({"role": one_of(ROLES)}, optional={"content": BLOCKS | VALUES}), min_size=1, max_size=4
 )
 PARTS = st.lists(
-    st.fixed_dictionaries({"type": one_of(PART_TYPES)}, optional={"text": SCALARS, "image_url": SCALARS}), max_size=3
+    st.fixed_dictionaries({"type": one_of(PART_TYPES)}, optional={"text": SCALARS, "image_url": SCALARS} | FILE),
+    max_size=3,
 )
 TOOL = st.fixed_dictionaries(
     {"type": one_of(TOOL_TYPES), "name": st.sampled_from(("f", "g"))},

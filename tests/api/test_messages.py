@@ -17,6 +17,7 @@ from anthropic.types.message_create_params import MessageCreateParamsNonStreamin
 
 from api.wire.messages import MessagesRequest, translate_messages
 from clawloop.core.contracts.turns import SessionSource, TurnKind, TurnStatus
+from clawloop.core.errors import RequestRejected
 from clawloop.core.ids import responses_id, turn_id_of
 from tests.api.chat_requests import IDS, TEXT
 from tests.api.conftest import Gateway
@@ -405,3 +406,40 @@ async def test_a_base_url_with_v1_is_told_apart_from_an_unknown_address(gateway:
         missing = await client.post("/v1/v1/messages", json={}, headers={"anthropic-version": "2023-06-01"})
     assert missing.status_code == 404
     assert f"which is then {gateway.url}." in missing.json()["error"]["message"]
+
+
+PDF = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}
+REPORT = {"type": "document", "title": "report.pdf", "source": PDF}
+
+
+@pytest.mark.parametrize(
+    ("block", "line"),
+    [
+        (REPORT, "[document report.pdf: not readable here]"),
+        (REPORT | {"title": None}, "[document: not readable here]"),
+        (REPORT | {"context": "Of May."}, "[document report.pdf: not readable here]\nOf May."),
+        (REPORT | {"source": {"type": "file", "file_id": "file_1"}}, "[document report.pdf: not readable here]"),
+        (REPORT | {"source": {"type": "url", "url": "https://x/y.pdf"}}, "[document report.pdf: not readable here]"),
+        (REPORT | {"title": "a\nb" + 300 * "c"}, f"[document a b{197 * 'c'}: not readable here]"),
+        ({"type": "image", "source": {"type": "file", "file_id": "file_1"}}, "[image: not readable here]"),
+    ],
+)
+def test_what_no_engine_reads_ends_no_session(block: dict[str, Any], line: str) -> None:
+    """It is refused where it is said, and a line once the conversation has gone on."""
+    said = user([block, {"type": "text", "text": "What does it say?"}])
+    with pytest.raises(RequestRejected) as refused:
+        translate_messages(body("hello", said), ())
+    assert refused.value.field == "messages.1.content.0.source"
+    translated = translate_messages(body(said, "Then only this: why?"), ())
+    assert [part["text"] for part in translated.body["messages"][0]["content"]] == [line, "What does it say?"]
+    assert translated.ignored == (f"messages.0.content.0.{block['type']}",)
+
+
+def test_a_result_that_no_engine_reads_ends_no_session() -> None:
+    read = {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "read", "input": {}}]}
+    result = user([{"type": "tool_result", "tool_use_id": "t1", "content": [REPORT]}])
+    with pytest.raises(RequestRejected):
+        translate_messages(body("Read it.", read, result), ())
+    translated = translate_messages(body("Read it.", read, result, "Never mind."), ())
+    assert translated.body["messages"][2]["content"] == "[document report.pdf: not readable here]"
+    assert translated.ignored == ("messages.2.content.0.content.0.document",)

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 from api.wire.responses import ResponsesRequest, translate_responses
 from clawloop.core.contracts.serving import Scope
 from clawloop.core.contracts.turns import TurnKind, TurnStatus
+from clawloop.core.errors import RequestRejected
 from clawloop.core.ids import TurnId, new_turn_id, responses_id, turn_id_of
 from tests.api.chat_requests import IDS, TEXT, events
 from tests.api.conftest import Gateway
@@ -466,3 +467,39 @@ async def test_echo_is_refused(gateway: Gateway) -> None:
             error = answer.json()["error"]
             assert (answer.status_code, error["param"], error["code"]) == (400, "echo", "unsupported_parameter"), path
     assert gateway.engine.requests == []
+
+
+@pytest.mark.parametrize(
+    ("part", "line", "field"),
+    [
+        (
+            {"type": "input_file", "filename": "report.pdf", "file_data": "data:application/pdf;base64,JVBERi0="},
+            "[input_file report.pdf: not readable here]",
+            "type",
+        ),
+        ({"type": "input_file", "file_id": "file_1"}, "[input_file file_1: not readable here]", "type"),
+        (
+            {"type": "input_file", "filename": "a.txt", "file_data": "data:text/plain;base64,/w=="},
+            "[input_file a.txt: not readable here]",
+            "file_data",
+        ),
+        ({"type": "input_audio", "input_audio": {"data": "UklGRg=="}}, "[input_audio: not readable here]", "type"),
+        ({"type": "input_video", "video_url": "x"}, "[input_video: not readable here]", "type"),
+        ({"type": "input_image", "file_id": "file_1"}, "[input_image file_1: not readable here]", "image_url"),
+    ],
+)
+def test_what_no_engine_reads_ends_no_session(part: dict[str, Any], line: str, field: str) -> None:
+    """It is refused where it is said, and a line once the conversation has gone on."""
+    question = {"type": "input_text", "text": "What does it say?"}
+    said = {"role": "user", "content": [part, question]}
+    call = {"type": "function_call", "call_id": "c1", "name": "read", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c1", "output": [part]}
+    later = {"role": "user", "content": "Then only this: why?"}
+    for given, place in (([later, said], "input.1.content.0"), ([later, call, result], "input.2.output.0")):
+        with pytest.raises(RequestRejected) as refused:
+            translate_responses({"model": "policy", "input": given}, (), [])
+        assert refused.value.field == f"{place}.{field}"
+    translated = translate_responses({"model": "policy", "input": [said, call, result, later]}, (), [])
+    first, _, output, _ = translated.body["messages"]
+    assert (first["content"], output["content"]) == (f"\n{line}\nWhat does it say?", f"\n{line}\n")
+    assert translated.ignored == (f"input.0.content.0.{part['type']}", f"input.2.output.0.{part['type']}")

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from clawloop.core.contracts.turns import Message, TurnOutcome, TurnRecord
 from clawloop.core.ids import new_turn_id
 from tests.judging.conftest import Bench
+
+pytestmark = pytest.mark.usefixtures("binary_bench")
 
 CHORE = "Summarize our conversation so far in a few sentences."
 
@@ -33,8 +37,7 @@ def with_tools(bench: Bench) -> list[TurnRecord]:
     return [first, chore, result, after]
 
 
-async def test_a_summary_that_a_client_asks_for_itself_is_no_feedback(binary_bench: Bench) -> None:
-    bench = binary_bench
+async def test_a_summary_that_a_client_asks_for_itself_is_no_feedback(bench: Bench) -> None:
     first, chore = bench.conversation("Add in Python.", CHORE)
     session = await bench.insert(first, chore)
     assert await bench.judge_turn(session, chore) == []
@@ -48,8 +51,7 @@ async def test_a_summary_that_a_client_asks_for_itself_is_no_feedback(binary_ben
     assert bench.judge.requests == []
 
 
-async def test_what_follows_the_turn_instead_is_its_feedback(binary_bench: Bench) -> None:
-    bench = binary_bench
+async def test_what_follows_the_turn_instead_is_its_feedback(bench: Bench) -> None:
     first, chore = bench.conversation("Add in Python.", CHORE)
     _, after = bench.conversation("Add in Python.", "That was wrong.")
     session = await bench.insert(first, chore, after)
@@ -58,8 +60,7 @@ async def test_what_follows_the_turn_instead_is_its_feedback(binary_bench: Bench
     assert all("That was wrong." in str(request) for request in bench.judge.requests)
 
 
-async def test_a_person_who_asks_for_a_summary_gives_feedback(binary_bench: Bench) -> None:
-    bench = binary_bench
+async def test_a_person_who_asks_for_a_summary_gives_feedback(bench: Bench) -> None:
     first, asked, after = bench.conversation("Add in Python.", CHORE, "Thanks.")
     session = await bench.insert(first, asked)
     assert await bench.judge_turn(session, asked) == []
@@ -68,8 +69,7 @@ async def test_a_person_who_asks_for_a_summary_gives_feedback(binary_bench: Benc
     assert {result.turn_id for result in results} == {first.turn_id, asked.turn_id}
 
 
-async def test_a_summary_kept_as_an_assistants_message_is_still_a_chore(binary_bench: Bench) -> None:
-    bench = binary_bench
+async def test_a_summary_kept_as_an_assistants_message_is_still_a_chore(bench: Bench) -> None:
     first, chore = bench.conversation("Add in Python.", CHORE)
     session = await bench.insert(first, chore)
     assert chore.response is not None
@@ -82,8 +82,7 @@ async def test_a_summary_kept_as_an_assistants_message_is_still_a_chore(binary_b
         assert (await bench.turn(turn.turn_id)).outcome_detail == "looks like a summary request"
 
 
-async def test_a_chore_that_goes_on_with_tools_is_no_feedback(binary_bench: Bench) -> None:
-    bench = binary_bench
+async def test_a_chore_that_goes_on_with_tools_is_no_feedback(bench: Bench) -> None:
     first, chore, result, _ = with_tools(bench)
     session = await bench.insert(first, chore, result)
     assert await bench.judge_turn(session, chore) == []
@@ -93,8 +92,7 @@ async def test_a_chore_that_goes_on_with_tools_is_no_feedback(binary_bench: Benc
     assert (stored.outcome, stored.outcome_detail) == (TurnOutcome.NO_FEEDBACK, "looks like a summary request")
 
 
-async def test_a_person_who_goes_on_after_the_tools_gave_feedback(binary_bench: Bench) -> None:
-    bench = binary_bench
+async def test_a_person_who_goes_on_after_the_tools_gave_feedback(bench: Bench) -> None:
     first, chore, result, after = with_tools(bench)
     session = await bench.insert(first, chore, result, after)
     results = await bench.judge_turn(session, after)

@@ -15,7 +15,7 @@ from pydantic import JsonValue
 from clawloop.core.contracts.turns import Message
 from clawloop.core.ids import TurnId
 from clawloop.core.recipes.recipe import Signal
-from clawloop.core.turns.canonical import is_aside, is_volatile, text_parts, without_asides, without_time
+from clawloop.core.turns.canonical import is_aside, is_volatile, own_words, text_parts, without_time
 from clawloop.core.turns.files import for_judges, kind_of_part, references_of
 from clawloop.core.turns.thinking import THINKING_PARTS, without_leading_thinking
 
@@ -270,7 +270,7 @@ def words_of(messages: Sequence[Message], comments: Sequence[str]) -> str | None
     own = list(filter(_is_own, messages))
     if not own and not comments:
         return None
-    said = (without_time("\n".join(text_parts(without_asides(message)))) for message in own)
+    said = (without_time("\n".join(text_parts(own_words(message)))) for message in own)
     return "\n\n".join([*said, *comments])
 
 

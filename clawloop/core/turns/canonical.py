@@ -13,6 +13,7 @@ import re
 from collections.abc import Sequence
 from functools import cached_property
 from hashlib import blake2b
+from typing import TypeAlias
 from uuid import UUID
 
 import orjson
@@ -37,10 +38,24 @@ _ASIDES = (
 )
 _FRAMES = tuple((f"<{tag}>", f"</{tag}>") for tag in _ASIDES)
 
+# Of what Codex says in a user's name. It sends this again as it was, so that it stays in the digests.
+_KEPT_TAGS = (
+    *("environment_context", "user_instructions", "recommended_plugins", "skill", "goal_context"),
+    *("subagent_notification", "turn_aborted", "user_shell_command"),
+)
+_WRITTEN_FRAMES = (
+    *_FRAMES,
+    *((f"<{tag}>", f"</{tag}>") for tag in _KEPT_TAGS),
+    *((f"<{tag} ", f"</{tag}>") for tag in ("codex_internal_context", "hook_prompt")),
+    ("# AGENTS.md instructions", "</INSTRUCTIONS>"),
+)
+
 # OpenClaw puts it before what a person typed: "[Mon 2026-11-23 12:55 UTC] ".
 _TIME = re.compile(r"^\[[A-Z][a-z]{2} \d{4}-\d\d-\d\d [^\]\n]{1,40}\] ")
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
+
+_Frames: TypeAlias = Sequence[tuple[str, str]]
 
 _NOT_ALPHANUMERIC = re.compile(r"[^A-Za-z0-9]+")
 _CALL_ID_LENGTH = 40  # OpenClaw replays at most this many letters and digits of a tool-call id
@@ -59,23 +74,16 @@ def is_volatile(message: Message) -> bool:
 
 
 def without_asides(message: Message) -> Message:
-    """A user message without what its client put beside a person's words; unchanged where nothing else is there."""
-    content = message.get("content")
-    if message.get("role") != "user":
-        return message
-    if isinstance(content, str):
-        return message | {"content": _own_text(content) or content}
-    if not isinstance(content, list):
-        return message
-    own: list[JsonValue] = []
-    for part in content:
-        text = _text_of(part)
-        left = text if text is None else _own_text(text)
-        if left == text:
-            own.append(part)
-        elif left:
-            own.append(part | {"text": left} if isinstance(part, dict) else left)
-    return message | {"content": own} if any(_text_of(part) != "" for part in own) else message
+    """A user message without what its client put beside a person's words; unchanged where nothing else is there.
+
+    For comparing messages: what stays as it is when it is sent again is left in.
+    """
+    return _without(message, _FRAMES)
+
+
+def own_words(message: Message) -> Message:
+    """A user message without all that its client wrote into it; unchanged where a person wrote nothing."""
+    return _without(message, _WRITTEN_FRAMES)
 
 
 def is_aside(message: Message) -> bool:
@@ -83,7 +91,8 @@ def is_aside(message: Message) -> bool:
     content = message.get("content")
     texts = text_parts(message)
     whole = isinstance(content, str) or (isinstance(content, list) and len(texts) == len(content))
-    return message.get("role") == "user" and whole and any(texts) and not any(map(_own_text, texts))
+    said = any(_own_text(text, _WRITTEN_FRAMES) for text in texts)
+    return message.get("role") == "user" and whole and any(texts) and not said
 
 
 def without_time(text: str) -> str:
@@ -205,29 +214,48 @@ def _digest(data: bytes) -> bytes:
     return blake2b(data, digest_size=_DIGEST_SIZE).digest()
 
 
-def _own_text(text: str) -> str:
+def _without(message: Message, frames: _Frames) -> Message:
+    content = message.get("content")
+    if message.get("role") != "user":
+        return message
+    if isinstance(content, str):
+        return message | {"content": _own_text(content, frames) or content}
+    if not isinstance(content, list):
+        return message
+    own: list[JsonValue] = []
+    for part in content:
+        text = _text_of(part)
+        left = text if text is None else _own_text(text, frames)
+        if left == text:
+            own.append(part)
+        elif left:
+            own.append(part | {"text": left} if isinstance(part, dict) else left)
+    return message | {"content": own} if any(_text_of(part) != "" for part in own) else message
+
+
+def _own_text(text: str, frames: _Frames) -> str:
     """The text without the asides at its beginning and at its end; linear in the text."""
     start, stop = _trimmed(text, 0, len(text))
     whole = start, stop
-    while (end := _frame_end(text, start, stop)) is not None:
+    while (end := _frame_end(text, start, stop, frames)) is not None:
         start, stop = _trimmed(text, end, stop)
-    while (begin := _frame_begin(text, start, stop)) is not None:
+    while (begin := _frame_begin(text, start, stop, frames)) is not None:
         start, stop = _trimmed(text, start, begin)
     return text if (start, stop) == whole else text[start:stop]
 
 
-def _frame_end(text: str, start: int, stop: int) -> int | None:
+def _frame_end(text: str, start: int, stop: int, frames: _Frames) -> int | None:
     """End of the aside that begins at `start`; None if none begins there."""
-    for begin, end in _FRAMES:
+    for begin, end in frames:
         if text.startswith(begin, start, stop):
             found = text.find(end, start, stop)
             return None if found < 0 else found + len(end)
     return None
 
 
-def _frame_begin(text: str, start: int, stop: int) -> int | None:
+def _frame_begin(text: str, start: int, stop: int, frames: _Frames) -> int | None:
     """Begin of the aside that ends at `stop`; None if none ends there."""
-    for begin, end in _FRAMES:
+    for begin, end in frames:
         if text.endswith(end, start, stop):
             found = text.rfind(begin, start, stop)
             return None if found < 0 or text.find(end, found, stop) != stop - len(end) else found

@@ -17,7 +17,7 @@ import orjson
 from pydantic import JsonValue
 
 from clawloop.core.contracts.turns import KindDecision, Message, TurnKind
-from clawloop.core.turns.canonical import is_aside, is_volatile, text_parts, without_asides
+from clawloop.core.turns.canonical import is_aside, is_volatile, own_words, text_parts
 
 _STAMP = re.compile(r"\[[A-Z][a-z]{2} \d{4}-\d\d-\d\d \d\d:\d\d [^\]\n]{1,40}\] ")  # OpenClaw puts it before user text
 
@@ -157,28 +157,81 @@ _TURN_METADATA = "x-codex-turn-metadata"
 _CODEX_METADATA = "client_metadata"
 # Characters that are read at the beginning and at the end of a longer text.
 _LOOKED_AT = 600
-# Each is searched alone, so that the time stays linear in the text.
-_OF_CHATS = re.compile(
-    r"\b(conversation|chat|session|discussion|dialog(ue)?|thread|history|transcript|messages|exchange|so far|above"
-    r"|context|previous|earlier)\b"
+# What looks like a chore: the words of each, in a text that is about the conversation. Each pattern is searched alone,
+# so that the time stays linear in the text.
+_CHAT = r"(conversation|chat|session|discussion|dialog(ue)?|thread|transcript|exchange)"
+# Nothing that has its name from one: a session's token, a dialog's title.
+_ENDS = r"(?=\s*($|[.,:;!?()\n]|(above|and|as|before|for|in|into|or|so|that|to|using|which|with)\b))"
+_THE_CHAT = rf"(conversation|chat|discussion|dialogue|transcript){_ENDS}"
+_THIS_CHAT = (
+    rf"((this|our) (whole |entire )?{_CHAT}{_ENDS}"
+    rf"|the (above |preceding |previous |following |current |whole |entire |full )?{_THE_CHAT}"
+    rf"|{_CHAT} (above|so far)\b|(conversation|chat|message) history\b)"
 )
+# Where an order begins.
+_ORDER = r"(^|[.:;!?\n-]\s*|\b(please|now|must|should|to|and|is to) )"
+_ABOUT_CHATS = re.compile(rf"\b({_CHAT}|messages|history)\b")
+_ABOUT_WHAT_WAS_SAID = re.compile(rf"\b({_CHAT}|messages|history|so far|above|context|previous|earlier)\b")
 # `compact` and `checkpoint` are words of people, too ("the checkpoint above is wrong"): they count only in an order.
 _SUMMARY = re.compile(
     r"\b(summar(y|ies|i[sz]e[sd]?|i[sz]ing|i[sz]ation)|recap|tl;?dr|compaction)\b"
     r"|(^|[.:;!?\n]\s*|\bplease |\bnow |\bmust |\bto )(compact|condense|compress) "
     r"|\b(create|write|generate|produce|prepare|perform(ing)?)\b[^.]{0,60}\b(hand-?off|checkpoint)\b"
 )
-# Of clients that keep memories and skills: an order to look over the conversation.
-_REVIEW = re.compile(
-    r"\b(review|analy[sz]e|scan|examine|reflect on|evaluate|look back|look over|go (through|over))\b[^.]{0,80}"
-    r"\b(conversation|transcript|dialog(ue)?|discussion|(chat|session|message) history|this (chat|session)"
-    r"|(chat|session) (above|so far))\b"
-)
-_DOUBTFUL = "looks like a summary request: no feedback unless a later request holds it with its reply"
 _TITLE = re.compile(
     r"\b(generate|create|write|suggest|give|provide|propose|pick|choose|come up with|return|output|reply)\b"
-    r"[^.]{0,80}\b(title|headline|name|tags?|topics?|labels?|keywords|follow-?ups?)\b"
+    r"[^.]{0,80}\b(title|headline|tags?|topics?|labels?|keywords|follow-?ups?)\b"
 )
+_ASKED_ABOUT_CHATS = ((_SUMMARY, _ABOUT_WHAT_WAS_SAID), (_TITLE, _ABOUT_CHATS))
+_KEEP = r"(add|append|capture|collect|compile|note|produce|record|remember|save|store|update|write)"
+_ALONE = tuple(
+    re.compile(pattern)
+    for pattern in (
+        # Of clients that keep memories and skills: an order to look the conversation over, or to keep something of it.
+        r"\b(review|analy[sz]e|scan|examine|reflect on|evaluate|look back|look over|go (through|over))\b[^.]{0,80}"
+        r"\b(conversation|transcript|dialog(ue)?|discussion|(chat|session|message) history|this (chat|session)"
+        r"|(chat|session) (above|so far))\b",
+        rf"{_ORDER}(extract|distil|distill|gather|identify|infer|list|pull out|{_KEEP})\b[^.]{{0,120}}\b{_THIS_CHAT}",
+        rf"{_ORDER}{_KEEP}\b[^.]{{0,80}}\b((long-?term|user|persistent) memor(y|ies)|worth remembering)\b",
+        r"\b(facts?|learn(ed|t)?|memor(y|ies)|remember(ed|ing)?)\b[^.]{0,40}\babout (the|this) user\b",
+        # Names.
+        rf"\b(name|title|headline|label)( for)? {_THIS_CHAT}",
+        rf"\b(give|assign) (this|our) {_CHAT} an?\b[^.]{{0,40}}\b(name|title|headline|label|tag)\b",
+        # Tools that a client is to show to the model.
+        r"\b(decide|select|choose|pick|determine|identify|list|which)\b[^.]{0,80}"
+        r"\btools? (are|can|do|does|for|help|is|needed|relevant|should|that|to|which|would)\b"
+        r"(?=[\s\S]*\b(in|as|valid|only|return|output) (an? )?json\b)",
+        # What is to be searched for, or asked elsewhere.
+        r"\bstand-?alone (question|query)\b",
+        r"\b(rephrase|rewrite|reformulate|turn|convert)\b[^.]{0,80}\b(question|query|message)\b[^.]{0,80}"
+        r"\b(search quer(y|ies)|self-contained|(without|independent of) the (conversation|context|chat|history))\b",
+        # Work that goes on elsewhere, or with less context.
+        r"\b(continuation|resumption|hand-?off|hand-?over) (prompt|notes?|brief|message|document)\b",
+        rf"{_ORDER}(write|draft|prepare|create|compose|leave|generate)\b[^.]{{0,80}}"
+        rf"\b(for|lets?|so that|allows?|helps?) (the|an?|your) (next|new|later|future|fresh)"
+        rf" (session|agent|assistant|model|llm)( continue\b|{_ENDS})",
+        r"\b((context|token)( window| limit| budget)?( (is|will|be|has|been|was|runs|running|almost|nearly|now|soon))*"
+        r" (full|used up|reached|out|exhausted)|(out of|end of (the|your)) context)\b"
+        r"(?=[\s\S]*\b(write|record|save|note|list|describe|store|preserve)\b)",
+    )
+)
+# A summary of the conversation in other languages: how it is asked for, and words for a conversation.
+_SUMMARY_ELSEWHERE = tuple(
+    (re.compile(asked), re.compile(about))
+    for asked, about in (
+        (
+            r"zusammenfass|\bfass\w*\b.*\bzusammen\b",
+            r"unterhaltung|gespräch|konversation|chat|dialog|diskussion|verlauf",
+        ),
+        (
+            r"\brésum|\brécapitul|\bsynthèse\b",
+            r"\b(conversation|discussion|échanges?|dialogue|chat|historique|session)\b",
+        ),
+        (r"\bresum(e|en|ir|a)\b|\bresúm", r"\b(conversación|charla|diálogo|sesión|historial|(el|este|nuestro) chat)\b"),
+        (r"[总總][结結]|摘要|概括|归纳|概述|小结", r"[对對][话話]|聊天|[会會][话話]|交谈|[讨討][论論]|上文|上述"),
+    )
+)
+_DOUBTFUL = "looks like a summary request: no feedback unless a later request holds it with its reply"
 
 
 def classify(
@@ -233,8 +286,10 @@ def looks_like_chore(messages: Sequence[Message]) -> bool:
     if len(text) > 2 * _LOOKED_AT:
         text = f"{text[:_LOOKED_AT]}\n{text[-_LOOKED_AT:]}"
     text = text.lower()
-    wants = _SUMMARY.search(text) or _TITLE.search(text) or _REVIEW.search(text)
-    return wants is not None and _OF_CHATS.search(text) is not None
+    asked_about = (*_ASKED_ABOUT_CHATS, *_SUMMARY_ELSEWHERE)
+    return any(pattern.search(text) for pattern in _ALONE) or any(
+        asked.search(text) and about.search(text) for asked, about in asked_about
+    )
 
 
 def is_side_prompt(message: Message) -> bool:
@@ -357,6 +412,6 @@ def _match(place: Literal["system", "user", "note"], text: str) -> SidePattern |
 
 
 def _user_text(message: Message) -> str:
-    text = "".join(text_parts(without_asides(message))).lstrip()
+    text = "".join(text_parts(own_words(message))).lstrip()
     stamp = _STAMP.match(text)
     return text[stamp.end() :] if stamp else text

@@ -18,7 +18,7 @@ from clawloop.core.ids import ApiKeyId, SessionId, TurnId
 from clawloop.core.turns.canonical import History, is_volatile, text_parts
 
 # The same value in two places names one session only within a family: a client that moves the value to another place,
-# or begins to send OpenClaw's affinity header, or whose proxy drops headers, continues its session.
+# or begins to send OpenClaw's affinity header, or whose body says what a proxy dropped, continues its session.
 _FAMILIES = {
     SessionSource.HEADER: "client",
     SessionSource.BODY: "client",
@@ -155,8 +155,8 @@ def _any_uuid(value: JsonValue) -> str | None:
 def _key_and_opening(body: Mapping[str, JsonValue]) -> str | None:
     """The UUID in `prompt_cache_key` with a digest of how the conversation begins.
 
-    It is a conversation's own where a proxy drops Codex's headers, and keeps its beginning when Codex compacts it.
-    Another client may have one key for all its conversations.
+    Codex has a key for each conversation, and keeps its beginning when it compacts one; another client may have one
+    key for all. It is not the session that Codex's headers name.
     """
     uuid, raw = _any_uuid(body.get("prompt_cache_key")), body.get("messages")
     first = _first_user_message(raw)

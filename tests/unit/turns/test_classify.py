@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from pydantic import JsonValue
 
 from clawloop.core.contracts.turns import Message, TurnKind
+from clawloop.core.judging.evidence import words_of
+from clawloop.core.turns.canonical import canonical
 from clawloop.core.turns.classify import classify, is_side_prompt, looks_like_chore
 from clawloop.core.turns.next_state import next_states
 from tests.chats import SEED, VOLATILE, Recorder, assistant, calls, json_values, system, tool, user
@@ -339,6 +343,151 @@ def test_a_request_may_look_like_a_chore_and_stays_main(text: str, looks: bool) 
     assert not looks_like_chore([*TALK, user(text), calls("exec"), tool("exec", "x")])
 
 
+# The patterns were written for the phrases before the empty comment; the others were written apart from them.
+CHORES_OF_UNKNOWN_CLIENTS = (
+    "Extract the key facts about the user from this conversation",
+    "Update the long-term memory with anything useful from this chat",
+    "Distill the above conversation into notes",
+    "Decide which tools are relevant for this request and answer in JSON",
+    "Write a continuation prompt for the next session",
+    "The context window is almost full. Write down everything that is needed to go on",
+    "Name this conversation in five words",
+    "Rephrase the follow up question to be a standalone question",
+    "Fasse unsere Unterhaltung zusammen.",
+    "Résumez la conversation ci-dessus.",
+    "Resume la conversación anterior.",
+    "请总结上面的对话",
+    "總結一下我們的對話",
+    #
+    "Pull out any lasting preferences the user mentioned in this chat and return them as a JSON list.",
+    "Save anything worth remembering about the user to your notes before this session ends.",
+    "Rewrite the user's last message as a search query that can be understood without the conversation.",
+    "You are about to run out of context. Record the state of the work so that you can pick it up again.",
+    "Come up with a short name for this chat.",
+    "Condense the dialogue above to its main points.",
+    "From the list below, select the tools that help to answer the user. Reply as JSON.",
+    "Fasse den bisherigen Chat kurz zusammen.",
+    "Résume notre discussion jusqu'ici en quelques phrases.",
+    "Haz un resumen de nuestra charla hasta ahora.",
+    "请把以上聊天记录总结成几句话。",
+    "Given the chat history and the latest user question, formulate a standalone question which can be understood"
+    " without the chat history.",
+    "Draft a brief that lets a new agent continue this work in the next session.",
+    "List the facts about me that came up in our conversation so that they can be stored in memory.",
+    "Erstelle eine Zusammenfassung der Unterhaltung.",
+    "Identify the topics of the conversation and output them as tags.",
+    "Produce a memory entry with the decisions made in this discussion.",
+    "What should be remembered about this user? Answer with bullet points.",
+    "Write the hand-off document for your successor.",
+    "Generate a five-word label describing what this chat is about.",
+    "Which of these tools does the request need? Output only JSON.",
+    "Zusammenfassung des bisherigen Gesprächs in drei Sätzen, bitte.",
+    "Fais la synthèse de l'échange ci-dessus.",
+    "Resume lo que hemos hablado en esta conversación.",
+    "用三句话概括之前的讨论内容。",
+    "Convert the last user message into a self-contained query.",
+    "Token limit reached. Preserve all details needed to resume.",
+    "Compile the user's goals and constraints stated in the dialogue.",
+    "Collect what the user likes and dislikes from our chat and write it to memory.",
+    "Your context is nearly full: store all open tasks in a file before it is cleared.",
+    "Suggest a title for this thread, at most six words.",
+    "Pick the tools needed for the next step and output valid JSON.",
+    "Turn the last question into a search query.",
+    "Prepare a handover note so a colleague can take over.",
+    "Note every decision taken in the conversation above.",
+    "Give this conversation a name.",
+    "Schreib eine kurze Zusammenfassung dieses Chats.",
+    "Peux-tu récapituler la conversation ?",
+    "Hazme un resumen de esta conversación.",
+    "请概述我们到目前为止的聊天内容。",
+    "Extract action items from the transcript.",
+    "Does this session contain facts about the user worth keeping? List them.",
+    "Remember the important points of this discussion for later.",
+)
+REACTIONS_OF_PEOPLE = (
+    "No. Return the name from the previous function.",
+    "Summarise this article",
+    "What did we talk about?",
+    "Choose the tool that reads JSON, not this one",
+    "Let us resume our discussion.",
+    "总结一下这篇文章",
+    "The context manager is full of bugs, write it again.",
+    #
+    "No, the tool you chose is wrong, use grep.",
+    "Update the README with the new flag.",
+    "Rephrase that, it is too long.",
+    "Extract the dates from this file.",
+    "The context manager leaks memory, fix it.",
+    "You forgot what I said earlier: answer in German.",
+    "Das ist falsch, fasse dich kürzer.",
+    "Write down the steps for the deployment.",
+    "Name the variable `total` in this function.",
+    "Non, la fonction précédente était mieux.",
+    "No me gusta, hazlo más corto.",
+    "不对，请重新写这个函数。",
+    "Continue with the next file.",
+    "Which tools did you use?",
+    "Give the previous test another name.",
+    "Remember to run the tests before you answer.",
+    "Save the notes to notes.md.",
+    "Résume cet article en trois phrases.",
+    "No, list the files in the directory first.",
+    "Your note about the session token was wrong.",
+    "Store the results in a JSON file.",
+    "Update the docs of the chat endpoint.",
+    "That is the wrong tool, pick another.",
+    "Write a new agent class.",
+    "Name the exchange rate column fx.",
+    "Store the user id in the session.",
+    "Name the dialog `Settings`.",
+    "Create a cookie for each new session.",
+    "Save the token in the current session.",
+    "The context is wrong, list the variables again.",
+    "Fass die drei Spalten zusammen.",
+    "Non, la discussion n'est pas le sujet, corrige le test.",
+    "总结得不对，再读一遍文件。",
+    "No, the chat should scroll to the bottom.",
+    "Extract a helper from the session handler.",
+    "Write the new model to disk.",
+    "The token is not written to the cookie, save it there.",
+    "Name this test after what it shows.",
+    "Rewrite the query without the join.",
+    "List the tools directory as JSON please, not as text.",
+    "That is not what the document says.",
+    "Add the conversation id to the log line.",
+    "Which discussion do you mean?",
+    "Update the thread pool size.",
+    "You should have read the transcript file first.",
+    "Save the chat messages in SQLite.",
+    "Nein, die Zusammenfassung im Bericht fehlt noch.",
+    "Esto no es correcto, resume solo el segundo capítulo.",
+    "这个摘要太长了。",
+    "Label the axes.",
+    "The dialog closes too early.",
+    "Give the exchange class a shorter name.",
+    "Create a factory for the new session type.",
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "looks"),
+    [(text, True) for text in CHORES_OF_UNKNOWN_CLIENTS] + [(text, False) for text in REACTIONS_OF_PEOPLE],
+)
+def test_a_chore_of_a_client_that_nobody_knows_only_looks_like_one(text: str, looks: bool) -> None:
+    decision = classify({}, {"messages": [*TALK, user(text)], "tools": TOOLS}, side_alias=False)
+    assert decision.kind is MAIN
+    assert decision.reason.startswith("looks like a summary request") is looks
+    assert not is_side_prompt(user(text))
+
+
+def test_a_long_text_is_looked_through_in_no_time() -> None:
+    parts = ("list ", "write the ", "tools ", "context is ", "this chat ", "fass ", "to ", "remember ")
+    began = time.process_time()
+    for part in parts:
+        looks_like_chore([user(part * 200_000)])
+    assert time.process_time() - began < 2
+
+
 SUMMARISER = system("You are a helpful AI assistant tasked with summarizing conversations. Be kind.")
 TITLER = system("Generate a concise, sentence-case title (3-7 words) for what is said.")
 
@@ -360,6 +509,35 @@ def test_an_application_may_have_the_system_prompt_of_a_chore() -> None:
     assert classify({}, {"messages": compacting}, side_alias=False).kind is SIDE
 
 
+OF_CODEX = (
+    '<subagent_notification>\n{"agent_id": "a1", "status": {"completed": "A summary."}}\n</subagent_notification>',
+    "<turn_aborted>\nThe user interrupted the previous turn on purpose.\n</turn_aborted>",
+    "<user_shell_command>\n<command>\nls\n</command>\n<result>\nExit code: 0\n</result>\n</user_shell_command>",
+    "<environment_context>\n  <cwd>/srv</cwd>\n  <shell>bash</shell>\n</environment_context>",
+    "<skill>\n<name>log</name>\nAdd a summary of this conversation to the log.\n</skill>",
+    '<hook_prompt hook_run_id="1">The tests fail.</hook_prompt>',
+    '<codex_internal_context source="extension">\nGo on.\n</codex_internal_context>',
+    "# AGENTS.md instructions for /srv\n\n<INSTRUCTIONS>\nBe brief.\n</INSTRUCTIONS>",
+)
+
+
+@pytest.mark.parametrize("text", OF_CODEX)
+def test_what_codex_says_in_a_users_name_is_neither_next_state_nor_words(text: str) -> None:
+    recorder = Recorder()
+    asked = [user("Look around.")]
+    first = recorder.record(asked, assistant("I look."))
+    note, said = user(text), user("No, not there.")
+    later = [*asked, assistant("I look."), note]
+    assert next_states(SEED, later, recorder.turns) == {}
+    assert words_of([note], ()) is None
+    assert next_states(SEED, [*later, said], recorder.turns) == {first: [said]}
+    beside = user(f"{text}\n\nNo, not there.")
+    assert next_states(SEED, [*later[:-1], beside], recorder.turns) == {first: [beside]}
+    for message in (said, beside, in_parts(text, "No, not there."), in_parts("No, not there.", text)):
+        assert words_of([message], ()) == "No, not there."
+    assert canonical(beside) == beside  # Codex sends it again as it was
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -368,13 +546,15 @@ def test_an_application_may_have_the_system_prompt_of_a_chore() -> None:
         "Continue if you have next steps, or stop and ask for clarification if you are unsure how to proceed.",
         "[System: Your previous response was truncated by the output limit.]",
         "<command-name>/compact</command-name>\n<command-message>compact</command-message>",
+        *OF_CODEX,
     ],
 )
 def test_a_clients_note_is_no_reaction_and_no_chore(text: str) -> None:
     decision = classify({}, {"messages": [*TALK, user(text)], "tools": TOOLS}, side_alias=False)
     assert (decision.kind, decision.reason) == (MAIN, "no sign of a side turn")
     assert is_side_prompt(user(text))
-    assert is_side_prompt(in_parts(text, "No, that was wrong.")) is not text.startswith("<")
+    assert is_side_prompt(in_parts(text, "No, that was wrong.")) is not text.startswith(("<", "#"))
+    assert is_side_prompt(user(f"{text}\nNo, that was wrong.")) is not text.startswith(("<", "#"))
 
 
 @given(json_values)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from uuid import UUID
 
 import pytest
@@ -10,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
+from api.wire.messages import translate_messages
+from api.wire.responses import translate_responses
 from clawloop.core.contracts.turns import Message, SessionEvidence, SessionSource
 from clawloop.core.ids import ApiKeyId
 from clawloop.core.turns.canonical import seed_digest
@@ -282,12 +286,31 @@ def test_a_cache_key_alone_names_one_conversation_of_each_opening() -> None:
     assert len(set(counted)) == 1
 
 
-def test_a_proxy_that_drops_headers_moves_no_conversation() -> None:
-    with_headers = identify({"thread-id": THREAD, "session-id": THREAD}, {"prompt_cache_key": THREAD})
-    without = identify({}, {"prompt_cache_key": THREAD})
-    assert named_session_id(KEY, with_headers) == named_session_id(KEY, without)
-    claude = identify({"x-claude-code-session-id": PARENT}, {})
-    assert named_session_id(KEY, claude) == named_session_id(KEY, identify({}, {"metadata": {"session_id": PARENT}}))
+CAPTURES = Path(__file__).parents[2] / "clients" / "captures"
+
+
+def captured(client: str) -> list[tuple[Headers, Body]]:
+    """The headers and chat requests of a real client."""
+    requests = json.loads((CAPTURES / f"{client}.json").read_text())
+    if client.startswith("codex"):
+        return [(each["headers"], translate_responses(each["body"], (), []).body) for each in requests]
+    return [(each["headers"], translate_messages(each["body"], ()).body) for each in requests]
+
+
+@pytest.mark.parametrize("client", ["codex_compaction", "codex_review", "claude_code_agent", "claude_code_compact"])
+def test_a_proxy_that_drops_headers_moves_no_conversation_whose_body_names_it(client: str) -> None:
+    for headers, body in captured(client):
+        assert body["messages"]
+        assert session_of({}, body) == session_of(headers, body)
+
+
+def test_with_a_cache_key_alone_a_proxy_that_drops_headers_begins_another_session() -> None:
+    requests = captured("codex_compaction")
+    named = {session_of(headers, body) for headers, body in requests}
+    alone = [{name: value for name, value in body.items() if name != "client_metadata"} for _, body in requests]
+    dropped = {session_of({}, body) for body in alone}
+    assert (len(named), len(dropped)) == (1, 1)  # a compaction is among them
+    assert named != dropped
 
 
 @pytest.mark.parametrize("value", ["default", "", "1", "a b"])
