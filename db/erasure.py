@@ -247,7 +247,7 @@ async def _erase(connection: AsyncConnection, session: SessionId, turn: TurnId |
     rows = (await connection.execute(_LOCK_TURNS, {"session": session, "turns": list(requested)})).all()
     locked = [row for row in rows if row.requested]
     erased = [TurnId(row.id) for row in locked]
-    of_users = sum(row.kind != TurnKind.PRACTICE for row in locked)  # nobody has seen the others
+    of_users = sum(row.kind != TurnKind.PRACTICE for row in locked)  # no user has seen a practised reply
     which = {"session": session, "turns": erased}
     learned = await connection.scalar(_LEARNED_SAMPLES, which) or 0
     freed = sum(row.stored_bytes for row in locked) + await connection.scalar(_FEEDBACK_BYTES, {"turns": erased})

@@ -20,6 +20,7 @@ from db.content import answer_row, storable
 from db.database import Database, PostgresStore, transaction
 from db.judging.judgements import PostgresJudgementStore
 from db.judging.tables import HINT_SOURCE, newest_judgement
+from db.lessons.ledger import PRACTISED_WITH, TURNS_WITH
 from db.tables import PolicyRow
 from db.turns.files import PostgresFileStore
 
@@ -69,9 +70,9 @@ _STEPS = text("""
         AND (CAST(:after AS uuid) IS NULL OR i.id > :after)
     ORDER BY i.id LIMIT :limit
 """)
-_LESSONS = text("""
-    SELECT l.id, l.policy, l.text, l.state, l.why, l.source, l.turn_id AS turn, l.superseded_by, l.created_at,
-        l.changed_at
+_LESSONS = text(f"""
+    SELECT l.id, l.policy, l.text, l.state, l.why, l.source, l.turn_id AS turn, l.shown_by AS said_in, l.superseded_by,
+        l.since_version, l.created_at, l.changed_at, {TURNS_WITH} AS turns, {PRACTISED_WITH} AS practised
     FROM lessons l
     WHERE l.state <> 'erased' AND (CAST(:policy AS text) IS NULL OR l.policy = :policy)
         AND (CAST(:session AS uuid) IS NULL OR EXISTS (

@@ -86,6 +86,12 @@ INVARIANTS: dict[str, str] = {
     "a turn that was answered with lessons has no sample": """
         SELECT 'turn ' || t.id FROM turns t JOIN samples s ON s.turn_id = t.id
         WHERE t.lessons IS NOT NULL AND s.state NOT IN ('superseded', 'expired')""",
+    # By the judgement that it was made of, and those before: the turn may be judged again.
+    "a forgotten lesson leaves no hint that it was made of": """
+        SELECT 'judgement ' || j.id || ', lesson ' || l.id FROM lessons l JOIN judgements j ON j.turn_id = l.turn_id
+        WHERE l.state = 'erased' AND l.source = 'hint' AND j.decided_at <= l.created_at AND (j.hint <> 'erased'
+            OR EXISTS (SELECT FROM hints h WHERE h.judgement_id = j.id AND (h.raw <> '' OR h.text IS NOT NULL))
+            OR EXISTS (SELECT FROM samples s WHERE s.judgement_id = j.id AND octet_length(s.hinted_prompts) > 0))""",
     "a lesson is erased with the turns that it came from": """
         SELECT 'lesson ' || l.id || ' of turn ' || t.id FROM lessons l JOIN turns t ON t.id IN (l.turn_id, l.shown_by)
         WHERE l.state <> 'erased' AND t.outcome = 'erased'""",

@@ -76,19 +76,22 @@ class LessonChooser:
     async def _of_conversation(
         self, key: ApiKeyId, evidence: SessionEvidence, messages: Sequence[Message]
     ) -> tuple[LessonId, ...] | None:
-        """The lessons of the turn that these messages continue; None if they continue none."""
+        """The lessons of the turn that these messages continue; None if they continue none.
+
+        None at all if PostgreSQL does not answer: a session may have begun without any, or with others than today's.
+        """
         last = max((at for at, message in enumerate(messages) if message.get("role") == "assistant"), default=None)
         if last is None:
             return None
         if (recent := self._recent.get((key, _digest(key, evidence, messages[: last + 1])))) is not None:
             return recent
         if time.monotonic() < self._retry_at:
-            return None
+            return ()
         try:
             return await self._store.lessons_of_parent(key, evidence, messages)
         except StoreUnavailable:
             self._retry_at = time.monotonic() + RETRY_INTERVAL_SECONDS
-            return None
+            return ()
 
 
 def _digest(key: ApiKeyId, evidence: SessionEvidence, messages: Sequence[Message]) -> bytes:

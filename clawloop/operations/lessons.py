@@ -17,6 +17,12 @@ NOT_SHOWN = (
     " (`clawloop recipe set`)."
 )
 
+NOT_TRAINED = (
+    "Chats with a lesson in their prompt are judged and not trained. Have lessons learned (lessons.practice and"
+    " lessons.retire of the recipe), turn off those that are not, or send `X-Clawloop-Lessons: off` with requests that"
+    " are to be trained."
+)
+
 UNREADABLE = "(cannot be decrypted, so that no prompt holds it)"
 
 
@@ -31,6 +37,8 @@ def warnings(listed: LessonList) -> list[str]:
             f"{listed.left_out} active {are} not fit into a prompt beside newer ones: turn off or forget what is old,"
             f" or raise lessons.max_tokens of the recipe ({listed.max_tokens} tokens; {MOST_SHOWN} lessons at most)."
         )
+    if any(lesson.in_prompt for lesson in listed.lessons):
+        found.append(NOT_TRAINED)
     if sum(lesson.state in IN_FORCE for lesson in listed.lessons) >= MOST_LESSONS:
         found.append(
             f"There are {MOST_LESSONS} active and learned lessons, as many as there can be: corrections make none."

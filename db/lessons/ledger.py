@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from pydantic import JsonValue
@@ -65,10 +66,12 @@ _LISTED = text(f"""
         FROM lessons l WHERE l.policy = ANY(:policies) AND l.state <> 'erased') placed
     WHERE place <= {MOST_LISTED} ORDER BY id
 """)
-_SHOWN = text("""
-    SELECT l.id, source.session_id,
-        (SELECT count(*) FROM turns t WHERE t.lessons @> ARRAY[l.id] AND t.kind <> 'practice') AS turns,
-        (SELECT count(*) FROM practice p WHERE p.lessons @> ARRAY[l.id] AND p.turn_id IS NOT NULL) AS practised
+TURNS_WITH = "(SELECT count(*) FROM turns t WHERE t.lessons @> ARRAY[l.id] AND t.kind <> 'practice')"
+"""SQL for how many turns were answered with lesson `l`."""
+PRACTISED_WITH = "(SELECT count(*) FROM practice p WHERE p.lessons @> ARRAY[l.id] AND p.turn_id IS NOT NULL)"
+"""SQL for how many requests were practised with lesson `l`."""
+_SHOWN = text(f"""
+    SELECT l.id, source.session_id, {TURNS_WITH} AS turns, {PRACTISED_WITH} AS practised
     FROM lessons l LEFT JOIN turns source ON source.id = l.turn_id
     WHERE l.id = ANY(:lessons) AND l.state <> 'erased'
 """)
@@ -86,6 +89,24 @@ _UNCLAIMED = text("""
     SELECT id FROM samples
     WHERE state IN ('fresh', 'held_out') AND hinted_prompts IS NOT NULL AND turn_id = ANY(:turns)
 """)
+# When a correction was said; a gateway whose clock is ahead would name a time to come.
+_SAID_AT = text("""
+    SELECT coalesce(
+        (SELECT least(started_at, entered_at) FROM turns WHERE id = :shown_by),
+        (SELECT max(received_at) FROM feedback WHERE turn_id = :turn AND text IS NOT NULL), now())
+""")
+# A judge's hint is not what the user said, which stays in its conversation. A judgement that is under way goes on.
+_HINTED = """id IN (
+    SELECT j.id FROM judgements j JOIN lessons l ON l.turn_id = j.turn_id
+    WHERE l.id = ANY(:lessons) AND l.source = 'hint' AND j.decided_at IS NOT NULL)"""
+_FORGET_HINTS = tuple(
+    text(statement)
+    for statement in (
+        f"UPDATE judgements SET hint = 'erased' WHERE hint IS NOT NULL AND {_HINTED}",
+        f"UPDATE hints SET raw = '', accepted = NULL, text = NULL WHERE judgement_{_HINTED}",
+        f"UPDATE samples SET hinted_prompts = '' WHERE hinted_prompts IS NOT NULL AND judgement_{_HINTED}",
+    )
+)
 # The lessons are in no prompt of a practised request, but in that which its teacher reads, and in its judgement.
 _OF_PRACTICE = "turn_id IN (SELECT turn_id FROM practice WHERE lessons && CAST(:lessons AS uuid[]))"
 _UNCLAIMED_PRACTICE = text(f"SELECT id FROM samples WHERE state = 'fresh' AND {_OF_PRACTICE}")
@@ -224,7 +245,8 @@ async def add_correction(
     force as it can have. The policy must be locked.
 
     A learned lesson that says the same is active again: what was learned does not hold. So is one that was superseded:
-    the user changed back. A turn whose own lesson is learned, superseded, off or forgotten brings none any more.
+    the user changed back. A turn whose own lesson is learned, superseded, off or forgotten brings none any more. Words
+    that are judged late or again change no lesson whose state is newer than they are.
 
     Args:
         turn_id: the turn that was corrected.
@@ -238,22 +260,33 @@ async def add_correction(
     if correction.repeats is not None and (same is None or same.state is LessonState.SUPERSEDED):
         same = await _read(connection, policy, correction.repeats)
     before = None if correction.replaces is None else await _read(connection, policy, correction.replaces)
+    said_at = await connection.scalar(_SAID_AT, {"turn": turn_id, "shown_by": shown_by})
+    # A state that the user's words set began when they were said, so that words said in turn count in that order,
+    # whenever a judge gets to them.
+    if any(lesson is not None and said_at <= lesson.changed_at for lesson in (same, before)):
+        return
+    # Nothing is left that tells a forgotten lesson by its words: any that were said before it went may be its own.
+    forgotten = select(func.max(LessonRow.changed_at)).where(
+        LessonRow.policy == policy, LessonRow.state == LessonState.ERASED
+    )
+    if same is None and (last := await connection.scalar(forgotten)) is not None and said_at <= last:
+        return
     is_full = await _is_full(connection, policy, in_place_of=before)
     if same is None and not is_full:
         why = "taken from a hint" if correction.source is LessonSource.HINT else "taken from the user's own words"
         taken_from = (turn_id, shown_by)
-        newer = await _insert(connection, policy, correction.text, correction.source, why, taken_from, before)
+        newer = await _insert(connection, policy, correction.text, correction.source, why, taken_from, before, said_at)
     elif same is not None and (
         same.state is LessonState.LEARNED or (same.state is LessonState.SUPERSEDED and not is_full)
     ):
         why = f"{same.state.value}, and the user asked for it again"
-        await _change(connection, policy, same, LessonState.ACTIVE, why, in_place_of=before)
+        await _change(connection, policy, same, LessonState.ACTIVE, why, in_place_of=before, at=said_at)
         newer = same.id
     else:
         return
     if before is not None and before.state in IN_FORCE:
         why = "the judge found that a newer correction takes its place"
-        await _change(connection, policy, before, LessonState.SUPERSEDED, why, newer)
+        await _change(connection, policy, before, LessonState.SUPERSEDED, why, newer, at=said_at)
 
 
 async def follow_version(connection: AsyncConnection, policy: str, active: int) -> None:
@@ -310,7 +343,7 @@ async def erase_lessons(connection: AsyncConnection, policy: str, lessons: Seque
     reasons = {SampleId(sample): LESSON_ERASED for sample in samples}
     await end_samples(connection, reasons, SampleState.EXPIRED, TurnOutcome.EXPIRED)
     await _expire_practice(connection, lessons, LESSON_ERASED)
-    for statement in _FORGET_PRACTICE:
+    for statement in (*_FORGET_HINTS, *_FORGET_PRACTICE):
         await connection.execute(statement, {"lessons": list(lessons)})
     for lesson in lessons:
         await _tell(connection, policy, lesson, LessonState.ERASED, why, turns=len(held))
@@ -401,7 +434,12 @@ async def _insert(
     why: str,
     taken_from: tuple[TurnId | None, TurnId | None] = (None, None),
     in_place_of: Lesson | None = None,
+    at: datetime | None = None,
 ) -> LessonId:
+    """
+    Args:
+        at: when the words were said; None: now.
+    """
     await _require_room(connection, policy, "text", in_place_of=in_place_of)
     lesson, content = new_lesson_id(), content_of(connection)
     row: dict[str, Any] = {
@@ -415,6 +453,7 @@ async def _insert(
         "turn_id": taken_from[0],
         "shown_by": taken_from[1],
         "since_version": _active(policy),
+        "changed_at": at or func.now(),
     }
     await connection.execute(insert(LessonRow).values(row))
     await _tell(connection, policy, lesson, LessonState.ACTIVE, why)
@@ -430,12 +469,14 @@ async def _change(
     superseded_by: LessonId | None = None,
     since: int | None = None,
     in_place_of: Lesson | None = None,
+    at: datetime | None = None,
 ) -> None:
     """
     Args:
         since: the version since which a lesson is learned; of one that is not, the newest version that says nothing
             against it; None: the active version.
         in_place_of: the lesson that it is to take the place of.
+        at: when the words were said that ask for it; None: now.
     """
     if lesson.state is to:
         return
@@ -443,7 +484,7 @@ async def _change(
     if to is LessonState.ACTIVE and lesson.state not in IN_FORCE:
         await _require_room(connection, policy, "lesson", in_place_of=in_place_of)
     changed = update(LessonRow).where(LessonRow.id == lesson.id)
-    values = {"state": to, "why": why, "superseded_by": superseded_by, "changed_at": func.now()}
+    values = {"state": to, "why": why, "superseded_by": superseded_by, "changed_at": at or func.now()}
     await connection.execute(changed.values(values | {"since_version": _active(policy) if since is None else since}))
     if to is not LessonState.ACTIVE:
         await _expire_practice(connection, [lesson.id], f"its lesson is {to.value}")

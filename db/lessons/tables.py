@@ -40,7 +40,8 @@ class LessonRow(Base):
     shown_by: Mapped[UUID | None] = mapped_column(ForeignKey("turns.id"))  # the turn that holds the correction
     superseded_by: Mapped[UUID | None] = mapped_column(ForeignKey("lessons.id"))
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
-    changed_at: Mapped[datetime] = mapped_column(server_default=func.now())  # when its state last changed
+    # When its state last changed; if a correction changed it, when this was said.
+    changed_at: Mapped[datetime] = mapped_column(server_default=func.now())
     # Of a learned one, the first version that had learned it; else the newest one that says nothing against it.
     since_version: Mapped[int] = mapped_column(server_default=literal_column("0"))
 

@@ -14,6 +14,7 @@ from clawloop.core.errors import RecipeRejected, RecordUnusable
 from clawloop.core.recipes.recipe import Lora, Recipe, parse_stored_recipe
 from db.content import exact_json
 from db.database import Database
+from db.lessons.ledger import follow_version
 from db.serving.keys import readers_of
 from db.tables import PolicyRow, RecipeRow, StepRow, VersionRow
 from db.training.policies import insert_event, lock_policy
@@ -51,6 +52,7 @@ async def change_recipe(connection: AsyncConnection, policy: str, recipe: Recipe
     """Insert a recipe, and let the policy learn by it from the next step on; does nothing if it does already.
 
     Fresh samples of another signal hash expire at once (`recipe changed`), claimed ones when their step is given up.
+    Learned lessons come back at once if the recipe retires none.
 
     Raises:
         RecipeRejected: no step of it can start from the policy's head, or it has lessons for one reader and the policy
@@ -66,6 +68,7 @@ async def change_recipe(connection: AsyncConnection, policy: str, recipe: Recipe
     changed = update(PolicyRow).where(PolicyRow.id == policy)
     await connection.execute(changed.values(recipe_hash=recipe.hash, rejections=0))
     await expire_samples_of_other_signal(connection, policy)
+    await follow_version(connection, policy, row.active)
     await insert_event(connection, policy, "recipe_set", name=recipe.name, hash=recipe.hash, was=row.recipe_hash)
     await refresh_work_flag(connection, policy)
 

@@ -130,6 +130,20 @@ async def test_another_gateway_finds_a_session_s_lessons_in_postgresql(gateway: 
         gateway.turns.available = True
 
 
+async def test_without_postgresql_a_session_gets_no_lessons_that_it_did_not_begin_with(gateway: Gateway) -> None:
+    (lesson,) = await teach(gateway, "Be short.")
+    async with gateway.client() as client:
+        first = await ask(client, ASKED, **{"X-Clawloop-Lessons": "off"})
+        said = [*ASKED, first.json()["choices"][0]["message"], {"role": "user", "content": "And now?"}]
+        gateway.services.lessons._recent.clear()
+        gateway.turns.available = False
+        for _ in range(2):  # the second without a look-up
+            assert "x-clawloop-lessons" not in (await ask(client, said)).headers
+            gateway.services.lessons._recent.clear()
+        assert (await ask(client, ASKED)).headers["x-clawloop-lessons"] == str(lesson)  # it begins
+        gateway.turns.available = True
+
+
 async def test_no_side_turn_and_no_request_that_wants_none_gets_lessons(gateway: Gateway) -> None:
     await teach(gateway, "Be short.")
     async with gateway.client() as client:

@@ -110,6 +110,12 @@ DAMAGE: dict[str, tuple[str, ...]] = {
         "INSERT INTO yardstick (lesson_id, source_turn_id, turn_id, why, without)"
         " SELECT (SELECT id FROM lessons), min(id::text)::uuid, min(id::text)::uuid, 'measures', '{}' FROM turns",
     ),
+    "a forgotten lesson leaves no hint that it was made of": (
+        "UPDATE judgements SET hint = 'Be short.'",
+        "INSERT INTO lessons (id, policy, text, state, why, source, turn_id)"
+        " SELECT gen_random_uuid(), 'default', '', 'erased', 'forgotten', 'hint', turn_id FROM judgements"
+        " WHERE decided_at IS NOT NULL LIMIT 1",
+    ),
     "a lesson is erased with the turns that it came from": (
         "INSERT INTO lessons (id, policy, text, digest, state, why, source, turn_id)"
         " SELECT gen_random_uuid(), 'default', 'Be short.', '', 'active', 'hint', 'hint', id FROM turns LIMIT 1",

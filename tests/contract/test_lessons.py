@@ -27,7 +27,7 @@ from clawloop.core.ids import LessonId, new_lesson_id
 from clawloop.core.lessons.ledger import MOST_LESSONS, MOST_LISTED, MOST_SHOWN, tokens_of
 from clawloop.core.recipes.lessons import Lessons
 from clawloop.core.recipes.recipe import Recipe
-from clawloop.operations.lessons import UNREADABLE, LessonOperations
+from clawloop.operations.lessons import NOT_TRAINED, UNREADABLE, LessonOperations, warnings
 from db.content import MARK
 from db.database import Database
 from db.erasure import PostgresErasureStore
@@ -132,6 +132,14 @@ async def test_a_forgotten_lesson_has_no_text_and_may_be_typed_anew(taught: Taug
         with pytest.raises(StateConflict, match="cannot become"):
             await again()
     assert (await taught.lessons.add("default", "Answer in one sentence.")).id != lesson.id
+
+
+async def test_the_list_says_that_chats_with_lessons_are_not_trained(taught: Taught) -> None:
+    operations = LessonOperations(taught.lessons)
+    lesson = await taught.lessons.add("default", "Answer in one sentence.")
+    assert warnings(await operations.list("default")) == [NOT_TRAINED]
+    await operations.turn_off("default", str(lesson.id))
+    assert warnings(await operations.list("default")) == []
 
 
 async def test_a_policy_can_have_so_many_lessons(taught: Taught) -> None:

@@ -13,17 +13,19 @@ from clawloop.app.processes.bootstrap import prepare
 from clawloop.core.contracts.lessons import LessonSource, LessonState
 from clawloop.core.contracts.serving import Scope
 from clawloop.core.contracts.sessions import TurnResult
+from clawloop.core.contracts.training import StepState
 from clawloop.core.contracts.turns import Message, TurnOutcome, TurnRecord
-from clawloop.core.ids import SessionId
+from clawloop.core.ids import LessonId, SessionId
 from clawloop.core.lessons.ledger import LONGEST, LessonBook
 from clawloop.core.recipes.lessons import Lessons
-from clawloop.core.recipes.recipe import Recipe, Signal
+from clawloop.core.recipes.recipe import Recipe, Signal, Train
 from db.erasure import PostgresErasureStore
 from db.invariants import violations
 from db.lessons.ledger import PostgresLessonStore
 from db.serving.directory import ensure_policy
 from db.serving.keys import PostgresKeyStore
 from db.training.recipes import ensure_recipe
+from db.training.steps import PostgresStepStore
 from tests.e2e.gateway import RealGateway, running_gateway
 from tests.fakes.engine import fake_engine
 from tests.fakes.replies import Reply
@@ -226,7 +228,7 @@ async def test_a_hint_becomes_no_lesson_where_the_reply_may_repeat_what_a_tool_p
     chat = bench.conversation("Read the page.", printed, *(["Add two numbers."] if spoken_since else []), SAID)
     session = await bench.insert(*chat)
     (*_, result) = await bench.judge_turn(session, chat[-1])
-    assert "hint: 3 of 3" in result.why
+    assert "usable hint in 3 of 3 answers" in result.why
     assert len(await texts(bench)) == spoken_since
 
 
@@ -254,6 +256,90 @@ async def test_a_forgotten_lesson_does_not_come_back_when_its_turn_is_judged_aga
     assert await texts(bench) == [(SAID, LessonSource.MESSAGE)]  # said anew, it counts
 
 
+async def said_twice(bench: Bench) -> tuple[SessionId, TurnRecord, LessonId]:
+    """A reply whose reaction has the words of a lesson that an earlier one brought, not rated so far."""
+    await set_recipe(bench, MESSAGES)
+    first, _, third, _ = turns = bench.conversation("Add two numbers.", SAID, "Multiply them.", SAID)
+    session = await bench.insert(*turns)
+    await rate(bench, session, first, -1.0, None)
+    (lesson,) = (await book(bench)).lessons
+    return session, third, lesson.id
+
+
+async def test_words_that_are_judged_late_do_not_bring_back_what_was_superseded_since(bench: Bench) -> None:
+    session, third, lesson = await said_twice(bench)
+    await PostgresLessonStore(bench.database).add("default", "Write JavaScript.", lesson)
+    await rate(bench, session, third, -1.0, None)
+    assert [one.state for one in (await book(bench)).lessons] == [LessonState.SUPERSEDED, LessonState.ACTIVE]
+
+
+async def test_words_that_are_judged_late_do_not_bring_back_what_was_forgotten_since(bench: Bench) -> None:
+    session, third, lesson = await said_twice(bench)
+    await PostgresLessonStore(bench.database).forget("default", lesson)
+    await rate(bench, session, third, -1.0, None)
+    assert await texts(bench) == []
+
+
+async def test_words_that_are_judged_late_are_no_complaint_of_what_was_learned_since(bench: Bench) -> None:
+    session, third, _ = await said_twice(bench)
+    bench.execute("UPDATE lessons SET state = 'learned', changed_at = now()")
+    await rate(bench, session, third, -1.0, None)
+    assert [one.state for one in (await book(bench)).lessons] == [LessonState.LEARNED]
+
+
+async def test_a_comment_counts_from_when_it_was_given(bench: Bench) -> None:
+    await set_recipe(bench, MESSAGES)
+    first, second, third = bench.conversation("Add two numbers.", "Multiply them.", "Divide them.")
+    session = await bench.insert(first, second, third)
+    await rate(bench, session, first, None, "But shorter.")
+    (lesson,) = (await book(bench)).lessons
+    bench.feedback(second, None, "But shorter.")
+    await PostgresLessonStore(bench.database).forget("default", lesson.id)
+    await bench.judge_turn(session, third)
+    assert await texts(bench) == []
+    await rate(bench, session, third, None, "But shorter.")
+    assert [text for text, _ in await texts(bench)] == ["But shorter."]
+
+
+async def test_words_count_in_the_order_in_which_they_were_said_however_late_the_judge_is(bench: Bench) -> None:
+    await set_recipe(bench, HINTS)
+    python, script = "Write all code in Python.", "Write all code in JavaScript."
+    turns = bench.conversation("Add two numbers.", SAID, "No, in JavaScript.", SAID)
+    session = await bench.insert(*turns)
+    bench.judge.votes, bench.judge.relation = [-1], "instead of 1"
+    for hint, reaction in zip((python, script, python), turns[1:], strict=True):
+        bench.judge.hint = hint
+        await bench.judge_turn(session, reaction)
+    states = {one.text: one.state for one in (await book(bench)).lessons}
+    assert states == {python: LessonState.ACTIVE, script: LessonState.SUPERSEDED}
+    # A person changes it, and a correction from before is judged after that.
+    second = bench.conversation("Divide two numbers.", "In JavaScript, I said.", session="other")
+    other = await bench.insert(*second)
+    await PostgresLessonStore(bench.database).add("default", "Write all code in Rust.", (await book(bench)).shown[0].id)
+    bench.judge.hint, bench.judge.relation = script, "instead of 1"
+    await bench.judge_turn(other, second[1])
+    assert [one.text for one in (await book(bench)).shown] == ["Write all code in Rust."]
+
+
+async def test_forgetting_takes_the_hint_that_the_lesson_was_made_of(bench: Bench) -> None:
+    await set_recipe(bench, HINTS.model_copy(update={"train": Train(batch_samples=1)}))
+    bench.judge.votes, bench.judge.hint = [-1], "Write Python, in few lines."
+    turns = bench.conversation("Add two numbers.", SAID)
+    await bench.judge_turn(await bench.insert(*turns), turns[1])
+    steps = PostgresStepStore(bench.database)
+    assert (await steps.claim("default", 1)).state is StepState.CLAIMED
+    assert (await steps.batch("default", 1)).samples[0].hinted_prompts
+    (lesson,) = (await book(bench)).lessons
+    await PostgresLessonStore(bench.database).forget("default", lesson.id)
+    assert bench.rows("SELECT hint FROM judgements") == [{"hint": "erased"}]
+    assert bench.rows("SELECT DISTINCT raw, text FROM hints") == [{"raw": "", "text": None}]
+    assert (await steps.batch("default", 1)).samples == []
+    assert await violations(bench.database) == []
+    bench.execute("UPDATE judgements SET hint = 'Write Python.'")
+    (violation,) = await violations(bench.database)
+    assert violation.invariant == "a forgotten lesson leaves no hint that it was made of"
+
+
 async def test_a_lesson_goes_with_the_turn_that_holds_its_words(bench: Bench) -> None:
     _, second, _ = await corrected(bench)
     await PostgresErasureStore(bench.database).erase_turn(second.turn_id)
@@ -273,8 +359,8 @@ async def test_turns_that_were_answered_with_lessons_are_judged_and_not_trained(
     session = await bench.insert(*turns)
     results = [result for turn in turns[1:] for result in await bench.judge_turn(session, turn)]
     assert [(result.outcome, result.verdict) for result in results] == [(TurnOutcome.NOT_TRAINABLE, -1)] * 2
-    assert all(result.why.startswith("not trainable: answered with lessons (verdict -1") for result in results)
-    assert all("hint: 1 of" in result.why or "hint: 3 of" in result.why for result in results)
+    assert all(result.why.startswith("not trainable: answered with lessons (verdict bad") for result in results)
+    assert all("gave a usable hint in" in result.why for result in results)
     assert sum("template mismatch" in result.why for result in results) == 0
     assert bench.rows("SELECT id FROM samples") == []
     await store.forget("default", shown.id)

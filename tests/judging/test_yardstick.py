@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from activities.practice import Practised
 from clawloop.core.contracts.lessons import Correction, Finding, Lesson, LessonSource, LessonState
 from clawloop.core.contracts.training import StepState, YardstickScore
-from clawloop.core.contracts.turns import Message, TurnOutcome
+from clawloop.core.contracts.turns import Message, TurnKind, TurnOutcome
 from clawloop.core.ids import TurnId
 from clawloop.core.lessons.prompt import LEAD_IN
 from clawloop.core.lessons.yardstick import MOST_TRIED, NEEDED
@@ -26,6 +26,7 @@ from db.serving.publishing import PostgresPublishingStore
 from db.training.gate import PostgresGateStore
 from db.training.operators import PostgresTrainingStore
 from db.training.policies import lock_policy
+from db.training.recipes import set_recipe as change_recipe
 from db.training.steps import PostgresStepStore
 from tests.contract.learning import trained
 from tests.judging.conftest import Bench, set_recipe
@@ -90,10 +91,12 @@ async def learned(gym: Gym) -> Lesson:
 async def complain(bench: Bench, said: str) -> None:
     [turn, *_] = bench.rows("SELECT id FROM turns WHERE kind = 'main' ORDER BY id")
     source = TurnId(turn["id"])
+    [holds] = bench.conversation(said, session="complaint", kind=TurnKind.SIDE)
+    await bench.insert(holds)
 
     async def correct(connection: AsyncConnection) -> None:
         await lock_policy(connection, "default")
-        await add_correction(connection, "default", Correction(said, LessonSource.MESSAGE), source, source)
+        await add_correction(connection, "default", Correction(said, LessonSource.MESSAGE), source, holds.turn_id)
 
     await bench.database.run(correct)
 
@@ -306,6 +309,13 @@ async def test_a_recipe_that_retires_nothing_any_more_brings_a_lesson_back(retir
         LessonState.ACTIVE,
         "whether it is still learned is not measured any more",
     )
+
+
+async def test_such_a_recipe_brings_it_back_at_once(retiring: Gym) -> None:
+    await learned(retiring)
+    await change_recipe(retiring.bench.database, "default", practising())
+    lesson = await lesson_of(retiring)
+    assert (lesson.state, lesson.why) == (LessonState.ACTIVE, "whether it is still learned is not measured any more")
 
 
 async def test_forgetting_a_lesson_leaves_another_one_learned_that_was_measured_beside_it(retiring: Gym) -> None:

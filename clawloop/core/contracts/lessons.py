@@ -102,7 +102,7 @@ class Lesson:
     Args:
         text: one line; empty once it is erased, or where it cannot be decrypted.
         why: the reason of its state, for people.
-        changed_at: when its state last changed.
+        changed_at: when its state last changed; when a correction changed it, the time at which this was said.
         turn_id: the turn that was corrected; None if a person typed the lesson.
         said_in: the turn whose request holds the correction; None: a comment does, or there is none.
         session_id: of both turns.

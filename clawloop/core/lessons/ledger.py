@@ -128,8 +128,8 @@ class LessonBook:
 
 
 def correction_of(recipe: Recipe, hint: HintChoice, *, commented: bool = False) -> Correction | None:
-    """What a correction says as a lesson, if the recipe makes lessons of corrections: one of the hints, which say the
-    same in other words.
+    """What a correction says as a lesson, if the recipe makes lessons of corrections: the shortest of the hints, which
+    say the same in other words.
 
     Args:
         hint: made of the user's words alone, or these words.
@@ -138,7 +138,7 @@ def correction_of(recipe: Recipe, hint: HintChoice, *, commented: bool = False) 
     if not recipe.lessons.enabled or not recipe.lessons.from_corrections:
         return None
     source = LessonSource.HINT if recipe.signal.asks_for_hints else LessonSource.MESSAGE
-    for text in hint.texts:
+    for text in sorted(hint.texts, key=len):  # a note is one sentence; a hint may be several
         with suppress(ValueRejected):
             return Correction(read_lesson(text), source, commented)
     return None

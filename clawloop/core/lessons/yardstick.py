@@ -3,8 +3,9 @@
 Measured on replies that the policy gave with the lesson when the lesson was new: how much likelier the lesson made each
 of them is its effect (an estimate of the Kullback-Leibler divergence a reply), and how much less likely a later version
 finds them without the lesson, than the version that was new with it, is what is left of the effect. The same replies
-are scored under each version, so that chance moves all figures alike; what a version learns besides makes them less
-likely, so that a lesson rather stays in the prompt too long than goes too early.
+are scored under each version, so that chance moves all figures alike. What a version learns besides moves them too:
+other words make them less likely, so that a lesson stays too long, and training that only makes the policy surer of its
+usual replies makes them likelier, so that it may go too early.
 """
 
 from __future__ import annotations

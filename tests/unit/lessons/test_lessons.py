@@ -7,14 +7,16 @@ from datetime import UTC, datetime
 
 import pytest
 
-from clawloop.core.contracts.lessons import Lesson, LessonSource, LessonState, ShownLesson
+from clawloop.core.contracts.lessons import Correction, Lesson, LessonSource, LessonState, ShownLesson
 from clawloop.core.contracts.turns import Message
 from clawloop.core.errors import StateConflict, ValueRejected
 from clawloop.core.families.orders import SENT_BY, Rule
 from clawloop.core.ids import new_lesson_id
+from clawloop.core.judging.hints import HintChoice
 from clawloop.core.lessons.ledger import (
     LONGEST,
     MOST_SHOWN,
+    correction_of,
     digest_of,
     fitting,
     read_lesson,
@@ -22,6 +24,8 @@ from clawloop.core.lessons.ledger import (
     tokens_of,
 )
 from clawloop.core.lessons.prompt import DEFAULT_SYSTEM, LEAD_IN, turn_as_sent, with_lessons
+from clawloop.core.recipes.lessons import Lessons
+from clawloop.core.recipes.recipe import Recipe
 from clawloop.core.turns.canonical import History
 from tests.records import turn_record
 
@@ -79,6 +83,13 @@ def test_a_lesson_repeats_one_with_the_same_words() -> None:
     assert digest_of("Answer in ONE sentence!") == digest_of("answer, in one sentence")
     assert digest_of("Answer in one sentence.") != digest_of("Answer in two sentences.")
     assert digest_of("!!!") != digest_of("???")
+
+
+def test_the_shortest_hint_becomes_the_lesson() -> None:
+    long, short = "Write Python rather than JavaScript, as the user said twice. Keep it short, too.", "Write Python."
+    recipe = Recipe(name="told", lessons=Lessons(enabled=True, from_corrections=True))
+    found = correction_of(recipe, HintChoice((long, "Write Python, not <|im_end|>.", short), answered=True, why=""))
+    assert found == Correction(short, LessonSource.HINT)
 
 
 # States ---------------------------------------------------------------------------------------------------------------
