@@ -221,7 +221,7 @@ def _from_engine(error: EngineRejected) -> Problem:
         message = f"The model server cannot answer now ({error.status}): {message}. Try again in {retry_after} s."
         return Problem(503, message, "engine_unavailable", retry_after=retry_after)
     if not 400 <= error.status < 500:
-        # 500 is said of the gateway alone; another status, such as a redirection, is none that a model server has.
+        # Send 502: 500 means a gateway bug, and a model server sends no redirections.
         message = f"The model server failed ({error.status}): {message.rstrip('.')}. Send the request again."
         return Problem(502, message, "engine_broke")
     code = error.error.get("code")

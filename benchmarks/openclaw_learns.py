@@ -251,6 +251,7 @@ class Seed:
     recipe: Recipe
     _key: str = ""
     access: Access = field(init=False)  # once everything has started
+    measured: bool = False
 
     @property
     def policy(self) -> str:
@@ -277,6 +278,7 @@ class Seed:
         said = [line["reaction"] for line in self.lines.runs(self.number, "chat", preference) if not line["met"]]
         await self._measure(preference, "notes", self.access.frozen, notes=list(dict.fromkeys(said)))
         print(f"seed {self.number}, {preference}: {self.shares(preference)}", flush=True)
+        self.measured = True
 
     def shares(self, preference: Preference) -> str:
         found = {arm: self.lines.runs(self.number, arm, preference) for arm in ARMS}
@@ -374,6 +376,8 @@ def main() -> None:
             person = Seed(seed, Path(scratch), lines, options.held_out, options.sessions, pace)
             with open_board(Console(), LineBoard, TableBoard) as board:
                 asyncio.run(run_up(up, board, person.ready, person.use))
+            if not person.measured:
+                raise SystemExit("stopped: the same command goes on from here")
 
 
 if __name__ == "__main__":

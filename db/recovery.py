@@ -55,7 +55,7 @@ async def forget_signals(connection: AsyncConnection) -> WaitingWork:
 
     Idempotent. Of other locks the caller may hold the row of `temporal_server` alone.
     """
-    # Before the rows: `were_forgotten` waits for this lock, and then sees the time.
+    # Lock this row first: `were_forgotten` then blocks here and reads the new time.
     await connection.execute(select(TemporalServerRow.only_row).with_for_update())
     await connection.execute(update(TemporalServerRow).values(forgotten_at=func.now()))
     # Policies first, as everywhere; in the order in which judging locks several, as it may go on meanwhile.
@@ -161,7 +161,7 @@ class PostgresRecoveryStore(PostgresStore):
         recipe = locked.recipe_hash or await connection.scalar(newest)
         if recipe is None or lost < await next_step(connection, policy):
             return
-        # One above: the directory of a step that is known and made no version is deleted.
+        # Insert step `lost + 1`, not `lost`: the directory of a known step without a version is deleted.
         skipped = {"policy": policy, "n": lost + 1, "parent": locked.head, "epoch": locked.epoch}
         why = f"versions up to {lost} were lost with an older PostgreSQL, and their numbers are not used again"
         ended = {"recipe_hash": recipe, "state": StepState.ABANDONED, "reason": why}

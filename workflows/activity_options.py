@@ -47,6 +47,16 @@ class ActivityOptions(TypedDict, total=False):
     retry_policy: RetryPolicy
 
 
+def _retries(most: timedelta, first: timedelta = timedelta(seconds=1), attempts: int = 0) -> RetryPolicy:
+    """Waits that double from `first` to `most`; without `attempts` there is no end to them."""
+    return RetryPolicy(
+        initial_interval=first,
+        maximum_interval=most,
+        maximum_attempts=attempts,
+        non_retryable_error_types=_PERMANENT,
+    )
+
+
 JUDGE = ActivityOptions(
     task_queue=JUDGE_QUEUE,
     # 2 x (one request for all votes, then one for those that cannot be read, or up to three from a judge that gives one
@@ -54,13 +64,7 @@ JUDGE = ActivityOptions(
     start_to_close_timeout=timedelta(minutes=15),
     heartbeat_timeout=timedelta(seconds=30),
     # About 8 minutes in all: an engine takes one to restart. After that missing votes stay missing.
-    retry_policy=RetryPolicy(
-        initial_interval=timedelta(seconds=1),
-        backoff_coefficient=2.0,
-        maximum_interval=timedelta(seconds=60),
-        maximum_attempts=12,
-        non_retryable_error_types=_PERMANENT,
-    ),
+    retry_policy=_retries(timedelta(seconds=60), attempts=12),
 )
 """Votes and hints of a turn."""
 
@@ -69,8 +73,8 @@ JUDGED_TOGETHER_LIMIT = 8
 
 JUDGE_TOGETHER = ActivityOptions(
     task_queue=JUDGE_QUEUE,
-    # As long as one turn after the other may take, 15 minutes each, though several are judged at once. A killed worker
-    # is noticed by its heartbeats.
+    # The time for one turn after the other, 15 minutes each, though several are judged at once. A killed worker is
+    # noticed by its heartbeats.
     start_to_close_timeout=JUDGED_TOGETHER_LIMIT * timedelta(minutes=15),
     heartbeat_timeout=JUDGE["heartbeat_timeout"],
     retry_policy=JUDGE["retry_policy"],
@@ -91,13 +95,7 @@ FINALIZE = ActivityOptions(
     task_queue=JUDGE_QUEUE,
     start_to_close_timeout=timedelta(minutes=2),
     heartbeat_timeout=timedelta(seconds=30),
-    retry_policy=RetryPolicy(
-        initial_interval=timedelta(seconds=1),
-        backoff_coefficient=2.0,
-        maximum_interval=timedelta(seconds=60),
-        maximum_attempts=10,
-        non_retryable_error_types=_PERMANENT,
-    ),
+    retry_policy=_retries(timedelta(seconds=60), attempts=10),
 )
 """A turn decided with the stored votes, without a request to a judge."""
 
@@ -109,13 +107,7 @@ PROBE = ActivityOptions(
     # About 20 minutes without an engine that has the version: one restarts within a minute or two. After that the
     # version is decided without its probes, which its gate says: an engine may be away for days, and the numbers and
     # held-out turns were checked. Waiting for a judge worker does not count.
-    retry_policy=RetryPolicy(
-        initial_interval=timedelta(seconds=1),
-        backoff_coefficient=2.0,
-        maximum_interval=timedelta(seconds=15),
-        maximum_attempts=80,
-        non_retryable_error_types=_PERMANENT,
-    ),
+    retry_policy=_retries(timedelta(seconds=15), attempts=80),
 )
 """A candidate's probes."""
 
@@ -125,21 +117,16 @@ ASK_BASE = ActivityOptions(
     start_to_close_timeout=timedelta(minutes=20),
     heartbeat_timeout=timedelta(seconds=30),
     # An engine may be away for days, and nothing but a version's probes waits for it, for a while.
-    retry_policy=RetryPolicy(
-        initial_interval=timedelta(seconds=1),
-        backoff_coefficient=2.0,
-        maximum_interval=timedelta(seconds=60),
-        non_retryable_error_types=_PERMANENT,
-    ),
+    retry_policy=_retries(timedelta(seconds=60)),
 )
 """The general questions, to a base model."""
 
 PRACTISE = ActivityOptions(
     task_queue=JUDGE_QUEUE,
-    # What is stored is not asked for again, so that a call which takes longer loses one reply.
+    # Stored replies are not asked for again, so a call that exceeds the hour loses one reply.
     start_to_close_timeout=timedelta(hours=1),
     heartbeat_timeout=timedelta(seconds=30),
-    # Nothing waits for it, and the workflow looks again.
+    # No other work waits for practice, and the workflow asks again later.
     retry_policy=RetryPolicy(maximum_attempts=3, non_retryable_error_types=_PERMANENT),
 )
 """Requests that are answered again while the engines are idle."""
@@ -150,12 +137,7 @@ STORE = ActivityOptions(
     # A worker that was killed is noticed by its heartbeats: training and closing go on within a minute.
     heartbeat_timeout=timedelta(seconds=15),
     # PostgreSQL may be away for long; waiting loses nothing.
-    retry_policy=RetryPolicy(
-        initial_interval=timedelta(milliseconds=200),
-        backoff_coefficient=2.0,
-        maximum_interval=timedelta(seconds=30),
-        non_retryable_error_types=_PERMANENT,
-    ),
+    retry_policy=_retries(timedelta(seconds=30), first=timedelta(milliseconds=200)),
 )
 """Reads and writes of PostgreSQL."""
 
@@ -211,39 +193,24 @@ ENGINE_LOAD = ActivityOptions(
     start_to_close_timeout=timedelta(hours=1),
     heartbeat_timeout=timedelta(seconds=15),
     # An engine takes a minute to restart; until then the load is retried every few seconds.
-    retry_policy=RetryPolicy(
-        initial_interval=timedelta(milliseconds=250),
-        backoff_coefficient=2.0,
-        maximum_interval=timedelta(seconds=4),
-        non_retryable_error_types=_PERMANENT,
-    ),
+    retry_policy=_retries(timedelta(seconds=4), first=timedelta(milliseconds=250)),
 )
 """Loads and unloads, on the queue of the engine's agent."""
 
 ENGINE_WATCH = ActivityOptions(
     start_to_close_timeout=timedelta(hours=1),  # a watch ends by itself after half of that
     heartbeat_timeout=timedelta(seconds=15),
-    retry_policy=RetryPolicy(
-        initial_interval=timedelta(seconds=1),
-        backoff_coefficient=2.0,
-        maximum_interval=timedelta(seconds=30),
-        non_retryable_error_types=_PERMANENT,
-    ),
+    retry_policy=_retries(timedelta(seconds=30)),
 )
 """A watch of an engine, on the queue of its agent."""
 
 PUBLISH = ActivityOptions(
     task_queue=LEDGER_QUEUE,
-    # It notifies engines and waits 30 s for them.
+    # Publishing notifies the engines and waits 30 s for them.
     start_to_close_timeout=timedelta(minutes=2),
     heartbeat_timeout=timedelta(seconds=30),
     # Retried while no engine has the version: an engine restarts within a minute, and the old version answers.
-    retry_policy=RetryPolicy(
-        initial_interval=timedelta(seconds=1),
-        backoff_coefficient=2.0,
-        maximum_interval=timedelta(seconds=30),
-        non_retryable_error_types=_PERMANENT,
-    ),
+    retry_policy=_retries(timedelta(seconds=30)),
 )
 """Publishing a version."""
 
@@ -260,19 +227,14 @@ def train_on(pool: str) -> ActivityOptions:
         # short of memory. Training waits this long for a trainer that was killed.
         heartbeat_timeout=timedelta(seconds=20),
         # A trainer that is away comes back; the claimed batch waits for it.
-        retry_policy=RetryPolicy(
-            initial_interval=timedelta(seconds=1),
-            backoff_coefficient=2.0,
-            maximum_interval=timedelta(seconds=60),
-            non_retryable_error_types=_PERMANENT,
-        ),
+        retry_policy=_retries(timedelta(seconds=60)),
     )
 
 
-# Before the second and the third attempt at an episode or its verifier. What fails at once fails again at once: a
-# daemon of containers restarts within seconds, and a full folder for temporary files has room when other episodes end.
+# Pauses before the second and the third attempt at an episode or its verifier; without them all attempts meet the same
+# fault: a daemon of containers restarts within seconds, a full temporary folder has room once other episodes end.
 EPISODE_PAUSES = (timedelta(seconds=10), timedelta(seconds=60))
-# Of a worker of environments, before it counts as dead.
+# An environment worker without a heartbeat for this long counts as dead.
 EPISODE_SILENCE = timedelta(seconds=30)
 # A sandbox or worker may die twice. A third failure is no accident.
 EPISODE_ATTEMPTS = 3
@@ -295,7 +257,7 @@ def run_in(environment: str) -> ActivityOptions:
 
 
 VERIFY_FIRST = Priority(priority_key=1)
-"""Of verifiers, before agents that wait for a place on the same worker, which may take as long as an episode."""
+"""Priority of verifiers over agents that wait for a place on the same worker, which takes up to an episode's time."""
 
 
 def verify_in(environment: str) -> ActivityOptions:

@@ -16,9 +16,8 @@ from typing import Protocol
 from temporalio import activity
 
 from activities.training.steps import StepStore
-from clawloop.core.contracts.adapter_directory import AdapterDirectory
 from clawloop.core.contracts.notices import Message, Notifier, VersionToLoad
-from clawloop.core.contracts.serving import Engine
+from clawloop.core.contracts.serving import AdapterDirectory, Engine
 from clawloop.core.contracts.training import TrainingView, VersionRef
 from clawloop.core.crash_points import CrashPoint, crash_point
 from clawloop.core.errors import EngineUnavailable, SignalFailed
@@ -187,7 +186,7 @@ class PublishingActivities:
         refresh_at = time.monotonic() + REFRESH_SECONDS
         while True:
             engines = [engine for engine in await self._store.engines() if not engine.draining]
-            # An engine with a problem may still have this version: another one may be at fault.
+            # An engine with a problem may still have this version: the problem may be with another version.
             having = [engine.id for engine in engines if _has(engine, view.policy, n)]
             missing = [engine.id for engine in engines if engine.id not in having]
             # An engine that lacks it and reports a problem is not waited for.

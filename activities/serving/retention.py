@@ -17,7 +17,8 @@ log = logging.getLogger(__name__)
 # A vLLM engine crashes on a request for a version whose directory is gone, so this is long after every engine has
 # unloaded the version.
 MIN_AGE = timedelta(hours=1)
-# Where the disk fills. Gateways hold a request for 150 s at most, and follow an engine's versions within a second.
+# Minimum age of a deleted version while the disk fills up. Gateways hold a request for 150 s at most, and follow an
+# engine's versions within a second.
 MIN_AGE_ON_FULL_DISK = timedelta(minutes=5)
 
 

@@ -33,13 +33,13 @@ from clawloop.core.judging.prompts import comparison_prompt, parse_choice, prefe
 
 log = logging.getLogger(__name__)
 
-# Of each probe, in heartbeats: 200 of them stay far below what Temporal stores.
+# Characters of a probe's problem in a heartbeat; 200 probes stay below Temporal's limit.
 PROBLEM_LIMIT = 300
-# Of a judge's choice between two answers: it should say the same each time.
+# Temperature at which a judge compares two answers; low, so that it repeats itself.
 _TEMPERATURE = 0.1
-# Figures of answers, no text: of some policies with all their probes, a few hundred bytes each.
+# Answers whose figures are kept, without text: all probes of several policies, a few hundred bytes each.
 _KEPT_ANSWERS = 2000
-# So many times the tokens of an answer are left to one that may begin with thinking.
+# A probe that may think gets this multiple of `probe_tokens`.
 _THINKING = 4
 
 Progress = TypeVar("Progress", bound=Message)

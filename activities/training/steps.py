@@ -64,7 +64,7 @@ class StepStore(Protocol):
         """Note what an attempt does, for people; does nothing unless the step is claimed and no later one has begun."""
 
     async def is_claimed(self, policy: str, n: int) -> bool:
-        """Whether the step still waits for its version: it has none, and nothing has ended it."""
+        """True if the step is claimed: it has no version and has not ended."""
 
     async def batch(self, policy: str, n: int) -> StepBatch:
         """The batch of a claimed step, without samples erased since; the same for every call.

@@ -126,7 +126,7 @@ class TrainingActivities:
 
     Args:
         run_log: notes the figures of each step that made a version, for a program that people compare runs with; the
-            same step again changes nothing. Raises OSError. None: nobody wants them.
+            same step again changes nothing. Raises OSError. None: no log is written.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class TrainingActivities:
             done = await self._compute(request, progress)
             if done.path is None:
                 # An earlier attempt, which Temporal gave up and which still reaches PostgreSQL, may have made the
-                # version meanwhile. The workflow would take the step for ended, and have nobody decide about it.
+                # version meanwhile. The workflow would take the step for ended, and the gate would not decide about it.
                 return await self._find_made(request) or done
             return done
 

@@ -312,7 +312,7 @@ def _exceeded(limit: str, wait_seconds: int) -> RequestRejected:
 # Tokens ---------------------------------------------------------------------------------------------------------------
 # Counts the tokens that engines generated for one request, whatever becomes of them.
 #
-# What is recorded of a turn is less: tokens of an attempt that broke are not kept, nor those of parts that disagree.
+# A turn records fewer tokens: those of broken attempts and of inconsistent chunks are dropped.
 
 # Typical of English text and of code; used only for a prompt whose tokens the engine had no time to report.
 _BYTES_PER_TOKEN = 4

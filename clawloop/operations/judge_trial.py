@@ -16,7 +16,7 @@ from clawloop.core.judging.quality import CALIBRATED, Biases, JudgeTrial, Qualit
 from clawloop.core.judging.voting import Vote, parse_vote
 from clawloop.core.recipes.recipe import JudgeForm
 
-# By so much a form must be ahead of a simpler one: 100 phrases do not tell less.
+# A form replaces a simpler one if better by this margin; 100 phrases cannot show less.
 _MARGIN = 0.03
 _TEMPERATURE = 0.6
 

@@ -99,7 +99,7 @@ def _is_api_server() -> bool:
 
 
 def _leave_parents_port() -> None:
-    """Let go of the API server's socket: its port could be taken by nobody while a process that it left behind ends."""
+    """Release the API server's socket; otherwise a child that is still ending keeps the port occupied."""
     nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for entry in list(Path("/proc/self/fd").iterdir()):
         number = int(entry.name)
@@ -201,7 +201,7 @@ def _read_in_order() -> None:
 
 
 def _read_later(scheduler: Any, waiting: Sequence[Any]) -> tuple[set[Any], bool]:
-    """The requests behind chats of whose prompts nothing is read in the next step; whether there are no chats."""
+    """Low-priority requests that get no prefill in the next step; and whether all requests are of low priority."""
     piece = scheduler.scheduler_config.long_prefill_token_threshold
     reading = [request for request in scheduler.running if request.is_prefill_chunk]
     ready = [request for request in waiting if _can_begin(request)]

@@ -14,4 +14,4 @@ Quantisation = Literal["nf4"]
 """4-bit format of a base model's projections, see `clawloop.training.model.decoder`."""
 
 RankWeights = Literal["replicated", "sharded"]
-"""Of several ranks, `replicated` ones hold the base model whole each, `sharded` ones a share of it (FSDP)."""
+"""Base weights on each of several ranks: `replicated` is the whole base model, `sharded` a share of it (FSDP)."""

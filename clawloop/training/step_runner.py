@@ -162,7 +162,7 @@ class AttemptRecord:
                 with suppress(OSError):
                     self._ran_out.touch()  # by whichever rank it was
             elif ranks.world_size == 1:
-                self._forget()  # with several ranks another one may have died, perhaps of a lack of memory
+                self._forget()  # with several ranks another rank may have died, perhaps of a lack of memory
             raise
         except Exception as error:
             if ranks.is_first:

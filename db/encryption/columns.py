@@ -113,10 +113,10 @@ PLAIN_COLUMNS: Mapping[str, str] = {
     "sessions": "external_id identified_by policy state closed_why guarantee",
     "turns": "alias engine_id evidence finish_reason kind kind_reason matched_by outcome outcome_detail status"
     " tools_sha256 lessons",
-    # Clawloop's own reasons, which quote nobody.
+    # Reasons in Clawloop's own words, without a quotation.
     "judgements": "recipe_hash verdict_why hint_why not_trainable outcome why",
     "comparisons": "signal_hash judge why",
-    # Of our own phrases, or an operator's.
+    # Results of a trial on Clawloop's phrases or an operator's, without their text.
     "judge_trials": "digest judge found",
     "samples": "policy state reason",
     "steps": "policy state progress recipe_hash reason metrics",

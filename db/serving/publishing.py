@@ -10,8 +10,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.core.algorithms.rewards import path_to_base
-from clawloop.core.contracts.adapter_directory import AdapterDirectory
-from clawloop.core.contracts.serving import Engine
+from clawloop.core.contracts.serving import AdapterDirectory, Engine
 from clawloop.core.contracts.training import StepState, VersionRef
 from clawloop.core.errors import RecordUnusable
 from clawloop.core.gate.canary import version_for_all

@@ -188,7 +188,7 @@ async def _expire_praised(
 
 
 def _of_users(batch: Sequence[Any]) -> list[Any]:
-    """The batch without practised samples: nobody corrected or praised their replies."""
+    """The batch without practised samples: no user saw their replies, to correct or praise them."""
     return [row for row in batch if row.kind != TurnKind.PRACTICE]
 
 

@@ -371,8 +371,8 @@ async def create_policy(
     """
     if like.base_model.startswith(version_name(name, 1, "")[:-1]):
         raise StateConflict(
-            f"Versions of a policy {name!r} could not be told from the base model {like.base_model!r}. "
-            "Take another name.",
+            f"The version names of a policy {name!r} could be confused with the base model's name, "
+            f"{like.base_model!r}. Take another name.",
             code="policy_name_unusable",
             field="name",
         )

@@ -156,14 +156,14 @@ def _answering(row: Any) -> int:
 
 
 def waits_for(ready: int, needed: int, judging: int, held_out: int = 0) -> str:
-    """E.g. `5 of 16 samples; 3 replies wait for a reaction or a verdict`.
+    """E.g. `5 of 16 samples for the next step; 3 replies wait for a reaction or a verdict`.
 
     Args:
         held_out: samples held out since the last step. A whole batch of them is said: where sessions are few, most
             turns may be in one that is held out.
     """
     replies = "1 reply waits" if judging == 1 else f"{judging} replies wait"
-    samples = f"{min(ready, needed)} of {needed} samples"
+    samples = f"{min(ready, needed)} of {needed} samples for the next step"
     if ready < needed <= held_out:
         samples += f"; {held_out} since the last step are held out with their sessions: lower gate.held_out"
     return f"{samples}; {replies} for a reaction or a verdict" if judging else samples

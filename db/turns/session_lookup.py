@@ -68,7 +68,7 @@ CANDIDATES = f"""
         WHERE NOT EXISTS (SELECT FROM in_context c WHERE c.n = a.n AND c.prefix = a.reply_digest)) r
     CROSS JOIN LATERAL ({_NEWEST.format(digest="response_digest")}) found
 """
-# What the newest turns with a reply were asked: only where the last reply of a request is not found as it was given.
+# The requests of the newest turns with a reply, read only where a request's last reply is not found as it was given.
 # Bounded in bytes as well, which PostgreSQL knows without reading the replies. None where no place can be found: the
 # first reply that is found stands right after messages that are as received. So a client that changes its first message
 # in each request does not have all replies read each time.

@@ -51,7 +51,7 @@ _TURN_FILTERS = {
     # that PostgreSQL comes without.
     "text": """(position(lower(CAST(:text AS text)) IN lower(t.messages_added::text)) > 0
         OR position(lower(CAST(:text AS text)) IN lower(t.response::text)) > 0)""",
-    # All at once: one look-up a turn takes seconds for 10,000 sessions none of which fits.
+    # One query for all verdicts: a look-up for each turn takes seconds where no session of 10,000 fits.
     "verdict": """t.id IN (
         SELECT turn_id FROM (
             SELECT DISTINCT ON (turn_id) turn_id, verdict FROM judgements WHERE decided_at IS NOT NULL
@@ -91,7 +91,7 @@ _SESSIONS = f"""
 _COUNT = text(f"SELECT count(*) AS total, count(*) FILTER (WHERE {_FOLDED}) AS folded {_MATCHING}")
 _ONE = text(_SESSIONS.format(chosen="SELECT * FROM sessions WHERE id = :session"))
 
-# No conversation shows a reply that nobody got.
+# A practised reply was sent to no client, so no conversation shows it.
 _SHOWN = "kind <> 'practice'"
 # The turns are chosen by the index alone; what stands beside them is read for those.
 _TURNS = f"""

@@ -49,23 +49,28 @@ from clawloop.serving.directory import DirectoryCache
 from clawloop.serving.engine_secret import Secret, no_secret
 from clawloop.serving.rotation import Rotation
 from db.serving.directory import DEFAULT_SAMPLING
-from tests.fakes.admin import FakeEngineProbe, FakeEngineStore, FakeOverviewStore, check_ledger
+from tests.fakes.admin import (
+    FakeEngineProbe,
+    FakeEngineStore,
+    FakeExportStore,
+    FakeOverviewStore,
+    FakeProbeStore,
+    FakeVoteReader,
+    check_ledger,
+)
 from tests.fakes.away_browser import AwayBrowser
 from tests.fakes.directory_store import FakeDirectoryStore
 from tests.fakes.engine import FakeEngine, fake_engine, serving
 from tests.fakes.erasure_store import FakeErasureStore
-from tests.fakes.export_store import FakeExportStore
 from tests.fakes.history_store import FakeHistoryJudge, FakeHistoryStore
 from tests.fakes.key_store import FakeKeyStore
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.lesson_store import FakeLessonStore
 from tests.fakes.notifier import FakeNotifier
-from tests.fakes.probe_store import FakeProbeStore
 from tests.fakes.rollouts_store import FakeEpisodeKeys, FakeEpisodeReader, FakeRolloutsStore
 from tests.fakes.session_store import FakeSessionStore
 from tests.fakes.training_store import FakeTrainingStore
 from tests.fakes.turn_store import FakeTurnStore
-from tests.fakes.vote_reader import FakeVoteReader
 
 
 @dataclass

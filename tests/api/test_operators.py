@@ -185,7 +185,7 @@ async def test_training_shows_what_it_waits_for(fresh_gateway: Gateway) -> None:
     assert await get(fresh_gateway, TRAINING) == {
         "policy": "default",
         "state": "waiting",
-        "reason": "5 of 16 samples; 3 replies wait for a reaction or a verdict",
+        "reason": "5 of 16 samples for the next step; 3 replies wait for a reaction or a verdict",
         "ready": 5,
         "needed": 16,
         "judging": 3,
@@ -282,36 +282,34 @@ async def test_a_recipe_is_shown_changed_and_set(fresh_gateway: Gateway) -> None
     assert all(change.detail.startswith("combined ") for change in changes)
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "status", "field"),
-    [
-        (f"{TRAINING}/pause", {}, 400, "reason"),
-        (f"{TRAINING}/pause", {"reason": "  "}, 400, "reason"),
-        (f"{TRAINING}/pause", {"reason": "x" * 501}, 400, "reason"),
-        (f"{TRAINING}/pause", {"reason": "x", "for": "1 h"}, 400, "for"),
-        (f"{TRAINING}/pause?policy=nobody", {"reason": "x"}, 404, "policy"),
-        (f"{TRAINING}/resume", {"retry": "yes"}, 400, "retry"),
-        (f"{POLICY}/roll-back", {"version": -1}, 400, "version"),
-        (f"{POLICY}/roll-back", {"version": 2**31}, 400, "version"),
-        (f"{POLICY}/roll-back", {"version": 7}, 404, "version"),
-        (f"{POLICY}/roll-back", {"version": None}, 400, "version"),
-        (f"{POLICY}/roll-back", {"version": 0, "recipe": {"train": {}}}, 400, "name"),
-        (f"{POLICY}/pin", {}, 400, "version"),
-        (f"{POLICY}/recipe", {}, 400, "name"),
-        (f"{POLICY}/recipe", {"name": "other", "train": {"batch_sample": 4}}, 400, "train.batch_sample"),
-        (f"{POLICY}/recipe", {"name": "other", "train": {"lora": {"rank": 32}}}, 400, "train.lora.rank"),
-        ("/admin/v1/policies/nobody/recipe", {"name": "other"}, 404, "policy"),
-        (f"{POLICY}/pin", {"version": "2"}, 400, "version"),
-        ("/admin/v1/policies/no%00body/pin", {"version": 0}, 404, "policy"),
-    ],
+BAD: tuple[tuple[str, dict[str, Any], int, str], ...] = (
+    (f"{TRAINING}/pause", {}, 400, "reason"),
+    (f"{TRAINING}/pause", {"reason": "  "}, 400, "reason"),
+    (f"{TRAINING}/pause", {"reason": "x" * 501}, 400, "reason"),
+    (f"{TRAINING}/pause", {"reason": "x", "for": "1 h"}, 400, "for"),
+    (f"{TRAINING}/pause?policy=nobody", {"reason": "x"}, 404, "policy"),
+    (f"{TRAINING}/resume", {"retry": "yes"}, 400, "retry"),
+    (f"{POLICY}/roll-back", {"version": -1}, 400, "version"),
+    (f"{POLICY}/roll-back", {"version": 2**31}, 400, "version"),
+    (f"{POLICY}/roll-back", {"version": 7}, 404, "version"),
+    (f"{POLICY}/roll-back", {"version": None}, 400, "version"),
+    (f"{POLICY}/roll-back", {"version": 0, "recipe": {"train": {}}}, 400, "name"),
+    (f"{POLICY}/pin", {}, 400, "version"),
+    (f"{POLICY}/recipe", {}, 400, "name"),
+    (f"{POLICY}/recipe", {"name": "other", "train": {"batch_sample": 4}}, 400, "train.batch_sample"),
+    (f"{POLICY}/recipe", {"name": "other", "train": {"lora": {"rank": 32}}}, 400, "train.lora.rank"),
+    ("/admin/v1/policies/nobody/recipe", {"name": "other"}, 404, "policy"),
+    (f"{POLICY}/pin", {"version": "2"}, 400, "version"),
+    ("/admin/v1/policies/no%00body/pin", {"version": 0}, 404, "policy"),
 )
-async def test_a_bad_request_is_refused_with_its_field(
-    fresh_gateway: Gateway, path: str, body: Any, status: int, field: str
-) -> None:
-    answered, problem = await post(fresh_gateway, path, body)
-    assert (answered, problem["field"]) == (status, field)
-    assert problem["detail"]
-    assert fresh_gateway.operator.changes == []
+
+
+async def test_a_bad_request_is_refused_with_its_field(fresh_gateway: Gateway) -> None:
+    for path, body, status, field in BAD:
+        answered, problem = await post(fresh_gateway, path, body)
+        assert (answered, problem["field"]) == (status, field), (path, body)
+        assert problem["detail"], (path, body)
+        assert fresh_gateway.operator.changes == [], (path, body)
 
 
 async def test_without_the_store_the_answer_is_503(fresh_gateway: Gateway) -> None:

@@ -431,7 +431,7 @@ async def test_outside_of_its_hours_a_full_batch_waits(learning: Learning) -> No
     assert (claim.state, claim.reason[:20]) == (None, "outside of its hours")
     view = await learning.steps.status(POLICY)
     assert view.state is TrainingState.WAITING
-    assert view.reason == f"{claim.reason}; 4 of 4 samples"
+    assert view.reason == f"{claim.reason}; 4 of 4 samples for the next step"
     assert view.closed_seconds is not None
     assert 2 * 3600 - 60 < view.closed_seconds <= 3 * 3600
     assert await learning.work_waiting()

@@ -108,12 +108,13 @@ async def test_the_learning_rate_backs_off_until_a_version_is_accepted(learning:
     scales = []
     for n, steps in ((1, "the last step"), (2, "the last 2 steps")):
         scales.append((await reject(learning, n)).lr_scale)
-        said = f"0 of 4 samples; {steps} made no accepted version, so the learning rate is multiplied by {0.5**n:g}"
+        said = f"0 of 4 samples for the next step; {steps} made no accepted version, "
+        said += f"so the learning rate is multiplied by {0.5**n:g}"
         assert (await learning.operators.status(POLICY)).reason == said
     scales.append((await step(learning, 3)).lr_scale)
     scales.append((await step(learning, 4)).lr_scale)
     assert scales == [1.0, 0.5, 0.25, 1.0]
-    assert (await learning.operators.status(POLICY)).reason == "0 of 4 samples"
+    assert (await learning.operators.status(POLICY)).reason == "0 of 4 samples for the next step"
 
 
 async def test_the_learning_rate_never_backs_off_to_nothing(learning: Learning) -> None:
@@ -316,7 +317,7 @@ async def test_a_canary_is_head_and_not_active_and_no_batch_is_claimed(postgres_
     assert (view.state, view.closed_seconds) == (TrainingState.WAITING, 60.0)
     undecided = "version 1 is a canary, and its verdicts have not decided yet"
     lacking = "0 judged sessions of the canary and 0 of the version before, 8 of each are needed"
-    assert view.reason == f"{undecided}: no traffic: {lacking}; 0 of 4 samples"
+    assert view.reason == f"{undecided}: no traffic: {lacking}; 0 of 4 samples for the next step"
     await learning.add_samples(4, version=1)
     assert (await learning.steps.claim(POLICY, 2)).state is None
     (policy,) = (await PostgresDirectoryStore(learning.database).read()).policies

@@ -571,7 +571,7 @@ async def test_a_share_that_leaves_no_batch_is_said(postgres_ledger: Ledger, dat
     await finalize(postgres_ledger, turn, GOOD)
     assert "held out" not in await status()
     await finalize(postgres_ledger, other, BAD)
-    said = "0 of 2 samples; 2 since the last step are held out with their sessions: lower gate.held_out"
+    said = "0 of 2 samples for the next step; 2 since the last step are held out with their sessions: lower gate.held_out"
     assert (await status()).startswith(said)
 
 
@@ -593,7 +593,7 @@ async def test_a_share_that_leaves_no_batch_is_said_after_a_step_too(
     await hold_out(3)
     assert "held out" not in await status()  # less than a batch
     await hold_out(1)
-    assert "0 of 4 samples; 4 since the last step are held out" in await status()
+    assert "0 of 4 samples for the next step; 4 since the last step are held out" in await status()
     group = uuid4()
     insert = (
         "INSERT INTO rollout_groups (id, policy, environment, task, size, state) VALUES (%s, %s, 'e', 't', 2, 'open')"

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from clawloop.core.adapters.directory import check_version
-from clawloop.core.contracts.adapter_directory import AdapterDirectory
-from clawloop.core.contracts.serving import Scope
+from clawloop.core.contracts.serving import AdapterDirectory, Scope
 from clawloop.core.contracts.training import (
     BroughtAdapter,
     CheckResult,

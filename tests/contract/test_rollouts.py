@@ -51,14 +51,21 @@ from tests.contract.learning import POLICY, PostgresLearning, commit, publish, r
 from tests.fakes.episode_store import FakeEpisodeStore
 from tests.records import turn_record
 
+
+@pytest.fixture
+def learning(postgres_learning: PostgresLearning) -> PostgresLearning:
+    """In PostgreSQL alone."""
+    return postgres_learning
+
+
 # A policy's rollouts in PostgreSQL: which groups start, and when none does.
 
 PLAN = RolloutsPlan("tool-call", 4, 2, 3)
 
 
-async def test_groups_are_kept_in_flight_with_a_new_task_each(postgres_learning: PostgresLearning) -> None:
-    store = PostgresRolloutStore(postgres_learning.database)
-    groups = PostgresEpisodeStore(postgres_learning.database)
+async def test_groups_are_kept_in_flight_with_a_new_task_each(learning: PostgresLearning) -> None:
+    store = PostgresRolloutStore(learning.database)
+    groups = PostgresEpisodeStore(learning.database)
     assert (await store.next_groups(POLICY)).running is False
     view = await store.start(POLICY, PLAN)
     assert (view.state, view.plan, view.in_flight) == (RolloutsState.RUNNING, PLAN, 0)
@@ -74,9 +81,9 @@ async def test_groups_are_kept_in_flight_with_a_new_task_each(postgres_learning:
     assert {(task.policy, task.environment, task.size) for task in tasks} == {(POLICY, "tool-call", 4)}
 
 
-async def test_the_oldest_open_groups_of_an_environment_are_found(postgres_learning: PostgresLearning) -> None:
-    store = PostgresRolloutStore(postgres_learning.database)
-    groups = PostgresEpisodeStore(postgres_learning.database)
+async def test_the_oldest_open_groups_of_an_environment_are_found(learning: PostgresLearning) -> None:
+    store = PostgresRolloutStore(learning.database)
+    groups = PostgresEpisodeStore(learning.database)
     await store.start(POLICY, PLAN)
     started = (await store.next_groups(POLICY)).open
     await groups.make_group(new_group(2))
@@ -88,16 +95,14 @@ async def test_the_oldest_open_groups_of_an_environment_are_found(postgres_learn
     assert (await store.oldest_open("tool-call", 10))[0] == started[1]
 
 
-async def test_another_environment_is_not_held_up_by_groups_of_the_former_one(
-    postgres_learning: PostgresLearning,
-) -> None:
-    store = PostgresRolloutStore(postgres_learning.database)
-    groups = PostgresEpisodeStore(postgres_learning.database)
+async def test_another_environment_is_not_held_up_by_groups_of_the_former_one(learning: PostgresLearning) -> None:
+    store = PostgresRolloutStore(learning.database)
+    groups = PostgresEpisodeStore(learning.database)
     await store.start(POLICY, replace(PLAN, environment="termnal"))
     waiting, ran = (await store.next_groups(POLICY)).open
     await groups.begin_group(waiting, LIFETIME)
     begun = (await groups.begin_group(ran, LIFETIME)).episodes
-    await add_turns(postgres_learning, begun[0], 1)
+    await add_turns(learning, begun[0], 1)
     view = await store.start(POLICY, replace(PLAN, environment="terminal"))
     # What an agent has begun is finished; what nobody has begun is dropped.
     assert (view.in_flight, view.dropped) == (1, 1)
@@ -116,9 +121,9 @@ async def agents_end(groups: PostgresEpisodeStore, group: RolloutGroupId, places
     return await asyncio.gather(*ends)
 
 
-async def test_a_group_starts_once_its_first_episode_has_room(postgres_learning: PostgresLearning) -> None:
-    store = PostgresRolloutStore(postgres_learning.database)
-    groups = PostgresEpisodeStore(postgres_learning.database)
+async def test_a_group_starts_once_its_first_episode_has_room(learning: PostgresLearning) -> None:
+    store = PostgresRolloutStore(learning.database)
+    groups = PostgresEpisodeStore(learning.database)
     await store.start(POLICY, PLAN)
     one, two = (await store.next_groups(POLICY)).open
     # Of two groups of four: two end at the same time, and only the end that made the room says so.
@@ -139,9 +144,9 @@ async def test_a_group_starts_once_its_first_episode_has_room(postgres_learning:
     assert (await store.next_groups(POLICY)).reason == "1 groups started"
 
 
-async def test_an_agent_that_is_lost_or_ends_in_a_pause_makes_no_room(postgres_learning: PostgresLearning) -> None:
-    store = PostgresRolloutStore(postgres_learning.database)
-    groups = PostgresEpisodeStore(postgres_learning.database)
+async def test_an_agent_that_is_lost_or_ends_in_a_pause_makes_no_room(learning: PostgresLearning) -> None:
+    store = PostgresRolloutStore(learning.database)
+    groups = PostgresEpisodeStore(learning.database)
     await store.start(POLICY, RolloutsPlan("tool-call", 2, 1, 3))
     [group] = (await store.next_groups(POLICY)).open
     _, second = (await groups.begin_group(group, LIFETIME)).episodes
@@ -154,8 +159,8 @@ async def test_an_agent_that_is_lost_or_ends_in_a_pause_makes_no_room(postgres_l
     )
 
 
-async def test_a_pause_starts_nothing_and_lets_groups_end(postgres_learning: PostgresLearning) -> None:
-    store = PostgresRolloutStore(postgres_learning.database)
+async def test_a_pause_starts_nothing_and_lets_groups_end(learning: PostgresLearning) -> None:
+    store = PostgresRolloutStore(learning.database)
     with pytest.raises(NotFound, match="rollouts start"):
         await store.pause(POLICY, "why")
     await store.start(POLICY, PLAN)
@@ -167,14 +172,13 @@ async def test_a_pause_starts_nothing_and_lets_groups_end(postgres_learning: Pos
     assert (paused.running, paused.open, paused.reason) == (False, before.open, "paused: lunch")
     assert await store.running() == [POLICY]  # its groups in flight need their workflow
     for group in before.open:
-        await PostgresEpisodeStore(postgres_learning.database).settle(group)
+        await PostgresEpisodeStore(learning.database).settle(group)
     assert await store.running() == []
     await store.start(POLICY, PLAN)
     assert (await store.next_groups(POLICY)).running
 
 
-async def test_a_retired_policys_rollouts_end_and_cannot_be_started(postgres_learning: PostgresLearning) -> None:
-    learning = postgres_learning
+async def test_a_retired_policys_rollouts_end_and_cannot_be_started(learning: PostgresLearning) -> None:
     store = PostgresRolloutStore(learning.database)
     groups = PostgresEpisodeStore(learning.database)
     await learning.operators.create_policy("mine", POLICY, None)
@@ -199,8 +203,7 @@ async def test_a_retired_policys_rollouts_end_and_cannot_be_started(postgres_lea
         await groups.begin_episode(late.id, 0, 1, LIFETIME)
 
 
-async def test_rollouts_wait_while_training_is_paused_or_behind(postgres_learning: PostgresLearning) -> None:
-    learning = postgres_learning
+async def test_rollouts_wait_while_training_is_paused_or_behind(learning: PostgresLearning) -> None:
     store = PostgresRolloutStore(learning.database)
     await learning.set_recipe(recipe(batch_groups=1))
     await store.start(POLICY, PLAN)
@@ -212,8 +215,7 @@ async def test_rollouts_wait_while_training_is_paused_or_behind(postgres_learnin
     assert (await store.next_groups(POLICY)).reason == "training is paused: a look"
 
 
-async def test_rollouts_stop_themselves_after_barren_groups(postgres_learning: PostgresLearning) -> None:
-    learning = postgres_learning
+async def test_rollouts_stop_themselves_after_barren_groups(learning: PostgresLearning) -> None:
     store = PostgresRolloutStore(learning.database)
     await store.start(POLICY, PLAN)
     await run_group(learning, [1, 0])
@@ -240,8 +242,8 @@ async def test_rollouts_stop_themselves_after_barren_groups(postgres_learning: P
     assert (await store.next_groups(POLICY)).running
 
 
-async def test_a_policy_that_does_not_exist_is_named(postgres_learning: PostgresLearning) -> None:
-    store = PostgresRolloutStore(postgres_learning.database)
+async def test_a_policy_that_does_not_exist_is_named(learning: PostgresLearning) -> None:
+    store = PostgresRolloutStore(learning.database)
     with pytest.raises(NotFound, match="no policy 'other'"):
         await store.start("other", PLAN)
     with pytest.raises(NotFound, match="no policy 'other'"):
@@ -406,9 +408,7 @@ async def test_a_running_episode_gets_no_reward(store: Store) -> None:
     assert result.reason == expected
 
 
-async def test_half_of_the_rewards_settle_a_group_and_an_unscored_episode_counts_for_nothing(
-    store: Store,
-) -> None:
+async def test_half_of_the_rewards_settle_a_group_and_an_unscored_episode_counts_for_nothing(store: Store) -> None:
     group, (one, two, three, four) = await begin(store, 4)
     await end(store, one, 1.0)
     await end(store, two, 0.5)
@@ -447,8 +447,7 @@ async def outcomes(learning: PostgresLearning, episode: object) -> list[tuple[st
     return [(row["outcome"], row["why"]) for row in await learning.rows(query, episode)]
 
 
-async def test_every_turn_of_an_episode_gets_its_advantage(postgres_learning: PostgresLearning) -> None:
-    learning = postgres_learning
+async def test_every_turn_of_an_episode_gets_its_advantage(learning: PostgresLearning) -> None:
     result, episodes = await run_group(learning, [1, 0, 0, None], turns=2)
     assert (result.state, result.scored, result.samples) == (GroupState.SETTLED, 3, 6)
     samples = await samples_of_group(learning, result.id)
@@ -470,10 +469,7 @@ async def test_every_turn_of_an_episode_gets_its_advantage(postgres_learning: Po
     assert await violations(learning.database) == []
 
 
-async def test_a_held_out_group_is_never_trained_and_versions_are_compared_on_it(
-    postgres_learning: PostgresLearning,
-) -> None:
-    learning = postgres_learning
+async def test_a_held_out_group_is_never_trained_and_versions_are_compared_on_it(learning: PostgresLearning) -> None:
     await learning.set_recipe(recipe().model_copy(update={"gate": Gate(held_out=0.5)}))
     sides: dict[bool, RolloutGroupId] = {}
     while len(sides) < 2:  # each group is held out or not with even odds
@@ -501,15 +497,13 @@ async def test_a_held_out_group_is_never_trained_and_versions_are_compared_on_it
     assert await violations(learning.database) == []
 
 
-async def test_equal_rewards_tell_the_difficulty_and_teach_nothing(postgres_learning: PostgresLearning) -> None:
-    learning = postgres_learning
+async def test_equal_rewards_tell_the_difficulty_and_teach_nothing(learning: PostgresLearning) -> None:
     result, episodes = await run_group(learning, [1, 1, 1])
     assert (result.state, result.mean_reward, result.samples) == (GroupState.SETTLED, 1.0, 0)
     assert (await outcomes(learning, episodes[0].id))[0][0] == TurnOutcome.UNDECIDED
 
 
-async def test_a_turn_that_cannot_be_trained_says_why(postgres_learning: PostgresLearning) -> None:
-    learning = postgres_learning
+async def test_a_turn_that_cannot_be_trained_says_why(learning: PostgresLearning) -> None:
     store = PostgresEpisodeStore(learning.database)
     group = new_group(3)
     await store.make_group(group)
@@ -529,10 +523,7 @@ async def test_a_turn_that_cannot_be_trained_says_why(postgres_learning: Postgre
     assert await outcomes(learning, episodes[1].id) == [("not_trainable", "not trainable: reply of one character")]
 
 
-async def test_turns_of_lost_attempts_and_after_the_end_are_not_trained(
-    postgres_learning: PostgresLearning,
-) -> None:
-    learning = postgres_learning
+async def test_turns_of_lost_attempts_and_after_the_end_are_not_trained(learning: PostgresLearning) -> None:
     store = PostgresEpisodeStore(learning.database)
     group = new_group(2)
     await store.make_group(group)
@@ -567,8 +558,7 @@ ENDINGS = [ending for ending in Ending if ending is not Ending.INFRASTRUCTURE]
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-async def test_an_episode_is_trained_however_it_ended(postgres_learning: PostgresLearning, ending: Ending) -> None:
-    learning = postgres_learning
+async def test_an_episode_is_trained_however_it_ended(learning: PostgresLearning, ending: Ending) -> None:
     store = PostgresEpisodeStore(learning.database)
     group = new_group(2)
     await store.make_group(group)
@@ -581,11 +571,8 @@ async def test_an_episode_is_trained_however_it_ended(postgres_learning: Postgre
     assert [sample["reward"] for sample in await samples_of_group(learning, group.id)] == [-1.0, 1.0]
 
 
-async def test_late_turns_end_without_a_deadlock_with_a_turn_that_is_stored(
-    postgres_learning: PostgresLearning,
-) -> None:
+async def test_late_turns_end_without_a_deadlock_with_a_turn_that_is_stored(learning: PostgresLearning) -> None:
     """A gateway's transaction locks the session first, then a turn of it."""
-    learning = postgres_learning
     store = PostgresEpisodeStore(learning.database)
     group = new_group(2)
     await store.make_group(group)
@@ -604,10 +591,7 @@ async def test_late_turns_end_without_a_deadlock_with_a_turn_that_is_stored(
     assert (await learning.rows("SELECT state FROM sessions"))[0]["state"] == "closed"
 
 
-async def test_no_session_workflow_and_no_judge_gets_a_turn_of_an_episode(
-    postgres_learning: PostgresLearning,
-) -> None:
-    learning = postgres_learning
+async def test_no_session_workflow_and_no_judge_gets_a_turn_of_an_episode(learning: PostgresLearning) -> None:
     store = PostgresEpisodeStore(learning.database)
     group = new_group(2)
     await store.make_group(group)
@@ -621,13 +605,12 @@ async def test_no_session_workflow_and_no_judge_gets_a_turn_of_an_episode(
     assert (await learning.rows("SELECT state FROM sessions"))[0]["state"] == "closed"
 
 
-async def test_a_step_takes_whole_groups_and_no_chats(postgres_learning: PostgresLearning) -> None:
-    learning = postgres_learning
+async def test_a_step_takes_whole_groups_and_no_chats(learning: PostgresLearning) -> None:
     await learning.set_recipe(recipe(batch_groups=2, batch_samples=2))
     first, _ = await run_group(learning, [1, 0], turns=2)
     assert not await learning.work_waiting()
     assert (await learning.steps.claim(POLICY, 1)).reason == "1 of 2 rollout groups"
-    assert (await learning.steps.status(POLICY)).reason == "0 of 2 samples; 1 of 2 rollout groups"
+    assert (await learning.steps.status(POLICY)).reason == "0 of 2 samples for the next step; 1 of 2 rollout groups"
     second, _ = await run_group(learning, [1, 0, 0])
     third, _ = await run_group(learning, [1, 0])
     assert await learning.work_waiting()
@@ -646,8 +629,7 @@ async def test_a_step_takes_whole_groups_and_no_chats(postgres_learning: Postgre
     assert {s["state"] for s in await samples_of_group(learning, third.id)} == {"fresh"}
 
 
-async def test_a_group_expires_as_a_whole_by_its_oldest_turn(postgres_learning: PostgresLearning) -> None:
-    learning = postgres_learning
+async def test_a_group_expires_as_a_whole_by_its_oldest_turn(learning: PostgresLearning) -> None:
     engine = await learning.add_engine("http://e0")
     await learning.set_recipe(recipe(batch_groups=1, group_staleness_versions=1))
     for n in (1, 2):
@@ -664,8 +646,7 @@ async def test_a_group_expires_as_a_whole_by_its_oldest_turn(postgres_learning: 
     assert (await learning.sample_result(SampleId(sample["id"])))[0] is SampleState.CLAIMED  # type: ignore[arg-type]
 
 
-async def test_damage_is_found(postgres_learning: PostgresLearning) -> None:
-    learning = postgres_learning
+async def test_damage_is_found(learning: PostgresLearning) -> None:
     result, episodes = await run_group(learning, [1, 0])
     await learning.execute(
         "UPDATE turns SET outcome = 'waiting', entered_at = now() - interval '1 hour' WHERE episode_id = %s",
@@ -682,8 +663,7 @@ async def test_damage_is_found(postgres_learning: PostgresLearning) -> None:
     } <= found
 
 
-async def test_an_episodes_key_is_found_until_it_ends_or_expires(postgres_learning: PostgresLearning) -> None:
-    learning = postgres_learning
+async def test_an_episodes_key_is_found_until_it_ends_or_expires(learning: PostgresLearning) -> None:
     store, keys = PostgresEpisodeStore(learning.database), PostgresKeyStore(learning.database)
     group = new_group(3)
     await store.make_group(group)
@@ -712,19 +692,18 @@ async def test_an_episodes_key_is_found_until_it_ends_or_expires(postgres_learni
     assert [entry.name for entry in await keys.list_keys()] == ["test"]
 
 
-async def test_no_second_agent_gets_the_key_of_an_episode_that_has_turns(postgres_learning: PostgresLearning) -> None:
-    store = PostgresEpisodeStore(postgres_learning.database)
+async def test_no_second_agent_gets_the_key_of_an_episode_that_has_turns(learning: PostgresLearning) -> None:
+    store = PostgresEpisodeStore(learning.database)
     group = new_group(2)
     await store.make_group(group)
     episode = await store.begin_episode(group.id, 0, 1, LIFETIME)
     await store.key_of(episode.id)
-    await add_turns(postgres_learning, episode, 1)
+    await add_turns(learning, episode, 1)
     with pytest.raises(RecordUnusable, match="has turns already"):
         await store.key_of(episode.id)
 
 
-async def test_turns_of_an_episode_after_an_image_give_no_sample(postgres_learning: PostgresLearning) -> None:
-    learning = postgres_learning
+async def test_turns_of_an_episode_after_an_image_give_no_sample(learning: PostgresLearning) -> None:
     store = PostgresEpisodeStore(learning.database)
     group = new_group(2)
     await store.make_group(group)
@@ -744,10 +723,7 @@ async def test_turns_of_an_episode_after_an_image_give_no_sample(postgres_learni
     assert all(why.startswith("not trainable: image in the prompt") for _, why in found[1:])
 
 
-async def test_a_new_secret_signs_the_next_keys_and_those_handed_out_stay_valid(
-    postgres_learning: PostgresLearning,
-) -> None:
-    learning = postgres_learning
+async def test_a_new_secret_signs_the_next_keys_and_those_handed_out_stay_valid(learning: PostgresLearning) -> None:
     store, keys = PostgresEpisodeStore(learning.database), PostgresKeyStore(learning.database)
     group = new_group(3)
     await store.make_group(group)
@@ -810,8 +786,7 @@ async def _until(
     raise AssertionError(await _kinds(learning))
 
 
-async def test_success_moves_what_is_drawn_next(postgres_learning: PostgresLearning) -> None:
-    learning = postgres_learning
+async def test_success_moves_what_is_drawn_next(learning: PostgresLearning) -> None:
     store = PostgresRolloutStore(learning.database)
     view = await store.start(POLICY, CURRICULUM_PLAN)
     assert view.plan == CURRICULUM_PLAN
@@ -835,8 +810,7 @@ async def test_success_moves_what_is_drawn_next(postgres_learning: PostgresLearn
     assert len(await learning.rows("SELECT detail FROM events WHERE kind = 'curriculum_moved'")) == 4
 
 
-async def test_groups_that_began_before_a_change_are_not_counted_for_it(postgres_learning: PostgresLearning) -> None:
-    learning = postgres_learning
+async def test_groups_that_began_before_a_change_are_not_counted_for_it(learning: PostgresLearning) -> None:
     store = PostgresRolloutStore(learning.database)
     await store.start(POLICY, RolloutsPlan("tool-call", SIZE, 30, 1000, curriculum=True))
     found = await store.next_groups(POLICY)
@@ -852,8 +826,7 @@ async def test_groups_that_began_before_a_change_are_not_counted_for_it(postgres
     assert (await _kinds(learning))["plus"].scored == 0
 
 
-async def test_a_curriculum_goes_on_where_it_was_left_and_can_be_left_out(postgres_learning: PostgresLearning) -> None:
-    learning = postgres_learning
+async def test_a_curriculum_goes_on_where_it_was_left_and_can_be_left_out(learning: PostgresLearning) -> None:
     store = PostgresRolloutStore(learning.database)
     await store.start(POLICY, CURRICULUM_PLAN)
     await _until(learning, {("plus", 2): 1.0}, lambda kinds: kinds["plus"].level == 3)
@@ -865,8 +838,7 @@ async def test_a_curriculum_goes_on_where_it_was_left_and_can_be_left_out(postgr
     assert {kind.kind: kind.level for kind in again.curriculum} == {"plus": 3, "minus": 2, "times": 2}
 
 
-async def test_rollouts_go_on_until_a_curriculum_could_move_every_kind(postgres_learning: PostgresLearning) -> None:
-    learning = postgres_learning
+async def test_rollouts_go_on_until_a_curriculum_could_move_every_kind(learning: PostgresLearning) -> None:
     store = PostgresRolloutStore(learning.database)
     await store.start(POLICY, RolloutsPlan("tool-call", SIZE, 1, 2, curriculum=True))
     needed = groups_to_move(3, SIZE)
@@ -882,10 +854,7 @@ async def test_rollouts_go_on_until_a_curriculum_could_move_every_kind(postgres_
     assert len(await learning.rows("SELECT detail FROM events WHERE kind = 'curriculum_moved'")) >= 3
 
 
-async def test_groups_without_rewards_stop_rollouts_as_soon_with_a_curriculum(
-    postgres_learning: PostgresLearning,
-) -> None:
-    learning = postgres_learning
+async def test_groups_without_rewards_stop_rollouts_as_soon_with_a_curriculum(learning: PostgresLearning) -> None:
     store = PostgresRolloutStore(learning.database)
     await store.start(POLICY, RolloutsPlan("tool-call", SIZE, 1, 2, curriculum=True))
     for _ in range(2):
@@ -894,8 +863,8 @@ async def test_groups_without_rewards_stop_rollouts_as_soon_with_a_curriculum(
     assert (await store.next_groups(POLICY)).reason.startswith("paused: 2 groups in a row gave no sample")
 
 
-async def test_an_environment_without_kinds_of_tasks_is_refused(postgres_learning: PostgresLearning) -> None:
-    store = PostgresRolloutStore(postgres_learning.database)
+async def test_an_environment_without_kinds_of_tasks_is_refused(learning: PostgresLearning) -> None:
+    store = PostgresRolloutStore(learning.database)
     with pytest.raises(ValueRejected, match=r"terminal, tool-call.*'tasks'"):
         await store.start(POLICY, RolloutsPlan("tasks", SIZE, 2, 20, curriculum=True))
     assert (await store.status(POLICY)).plan is None
@@ -909,8 +878,8 @@ SAYS: Message = {"role": "assistant", "content": "wait"}
 
 
 @pytest.fixture
-def connection(postgres_learning: PostgresLearning) -> Iterator[psycopg.Connection[Any]]:
-    with psycopg.connect(postgres_learning.url, autocommit=True) as opened:
+def connection(learning: PostgresLearning) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(learning.url, autocommit=True) as opened:
         yield opened
 
 
@@ -947,28 +916,28 @@ async def remove_newest(learning: PostgresLearning, episode: EpisodeBegun) -> No
 
 
 async def test_a_reply_that_was_never_stored_is_a_lost_turn(
-    postgres_learning: PostgresLearning, connection: psycopg.Connection[Any]
+    learning: PostgresLearning, connection: psycopg.Connection[Any]
 ) -> None:
-    first, second = await played(postgres_learning, Ending.COMPLETED, Ending.COMPLETED)
+    first, second = await played(learning, Ending.COMPLETED, Ending.COMPLETED)
     scored = scored_since(connection, LONG_AGO)
     assert scored == [Scored("tool-call", True, 2)] * 2
     assert turns_lost(scored, REPLIES) == 0
     assert places_since(connection, LONG_AGO) == {"places": 2, "attempts": 2, "lost": 0, "doubled": 0}
-    await remove_newest(postgres_learning, first)
+    await remove_newest(learning, first)
     # The request that was sent again, and is stored twice, does not stand for the one that is missing.
     assert turns_lost(scored_since(connection, LONG_AGO), REPLIES) == 1
-    await remove_newest(postgres_learning, second)
-    await remove_newest(postgres_learning, second)
-    await remove_newest(postgres_learning, second)
+    await remove_newest(learning, second)
+    await remove_newest(learning, second)
+    await remove_newest(learning, second)
     assert turns_lost(scored_since(connection, LONG_AGO), REPLIES) == 3
     assert scored_since(connection, datetime.now(UTC) + timedelta(days=1)) == []
 
 
 async def test_an_agent_that_did_not_complete_may_have_had_fewer_replies(
-    postgres_learning: PostgresLearning, connection: psycopg.Connection[Any]
+    learning: PostgresLearning, connection: psycopg.Connection[Any]
 ) -> None:
-    first, _ = await played(postgres_learning, Ending.TRUNCATED_TIME, Ending.COMPLETED)
-    await remove_newest(postgres_learning, first)
+    first, _ = await played(learning, Ending.TRUNCATED_TIME, Ending.COMPLETED)
+    await remove_newest(learning, first)
     scored = scored_since(connection, LONG_AGO)
     assert sorted(one.replies for one in scored) == [1, 2]
     assert turns_lost(scored, REPLIES) == 0

@@ -44,17 +44,14 @@ from clawloop.core.errors import (
     TrainerUnavailable,
     TransientError,
 )
+from clawloop.core.ids import SampleId
 from clawloop.core.recipes.recipe import Recipe
 from clawloop.operations.export import ExportFilter
 from clawloop.training.ranks import ignore_status
 from clawloop.training.run_log import TensorBoardLog, scalars_of
 from db.export import PostgresExportStore
-from tests.contract.desk import ASK, Desk, desk
 from tests.contract.learning import HOURS, POLICY, RECIPE, Learning, PostgresLearning, commit, recipe, step, trained
 from tests.fakes.trainer import FakeTrainer
-
-__all__ = ["desk"]
-
 
 # Claiming, committing and ending steps, in memory and in PostgreSQL.
 
@@ -63,7 +60,7 @@ async def test_a_new_policy_waits_for_samples(learning: Learning) -> None:
     view = await learning.steps.status(POLICY)
     assert (view.state, view.reason, view.step, view.step_state) == (
         TrainingState.WAITING,
-        "0 of 4 samples",
+        "0 of 4 samples for the next step",
         1,
         None,
     )
@@ -421,6 +418,28 @@ async def test_the_status_has_the_waiting_time_of_the_oldest_sample(learning: Le
 
 
 # The activity that trains a step: each way a batch can end, in memory and in PostgreSQL.
+
+
+ASK = TrainStep(policy=POLICY, n=1)
+
+
+class Desk:
+    """The activity that trains steps, with a trainer that computes nothing."""
+
+    def __init__(self, learning: Learning) -> None:
+        self.learning = learning
+        self.trainer = FakeTrainer()
+        self.activities = TrainingActivities(learning.steps, self.trainer)
+
+    async def claim(self, n: int = 1) -> tuple[list[SampleId], StepBatch]:
+        samples = await self.learning.add_samples(4)
+        assert (await self.learning.steps.claim(POLICY, n)).state is StepState.CLAIMED
+        return samples, await self.learning.steps.batch(POLICY, n)
+
+
+@pytest.fixture
+def desk(learning: Learning) -> Desk:
+    return Desk(learning)
 
 
 async def test_a_trained_step_is_a_candidate_with_its_figures_and_checks(desk: Desk) -> None:

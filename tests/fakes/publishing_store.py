@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 
-from clawloop.core.contracts.adapter_directory import AdapterDirectory
-from clawloop.core.contracts.serving import Engine
+from clawloop.core.contracts.serving import AdapterDirectory, Engine
 from clawloop.core.contracts.training import SampleState, StepState, VersionRef
 from clawloop.core.errors import RecordUnusable
 from clawloop.core.recipes.recipe import Train

@@ -29,7 +29,6 @@ from clawloop.app.layout.memory import Layout
 from clawloop.app.layout.model_folder import ModelShape, read_model_shape
 from clawloop.app.layout.plan import plan
 from clawloop.app.layout.request import Gpus, Request, TrainingNeeds, limits_for
-from clawloop.app.local.metric_targets import FILE, write_targets
 from clawloop.app.local.services.postgres import running_postgres
 from clawloop.app.local.services.vllm import (
     GUARD_SECRET,
@@ -43,6 +42,7 @@ from clawloop.app.local.services.vllm import (
 )
 from clawloop.app.local.supervision.supervisor import Launch, Part
 from clawloop.app.local.tiny_model import ensure_tiny_model
+from clawloop.app.local.up import write_targets
 from clawloop.app.processes.endpoints import RuntimeAddresses, installation_id, read_runtime_file, write_runtime_file
 from clawloop.core.errors import SetupError
 from clawloop.core.families.chat_format import ChatFormat
@@ -268,11 +268,11 @@ def part(name: str, port: int) -> Part:
 
 
 def test_a_start_replaces_the_file_and_later_parts_are_added(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text("of an earlier start")
+    (tmp_path / "metric-targets.json").write_text("of an earlier start")
     write_targets(tmp_path, [part("gateway", 1), part("judge", 2)])
     write_targets(tmp_path, [part("trainer", 3)], further=True)
     write_targets(tmp_path, [replace(part("combined-worker", 4), roles=("orchestrator", "judge"))], further=True)
-    assert json.loads((tmp_path / FILE).read_text()) == [
+    assert json.loads((tmp_path / "metric-targets.json").read_text()) == [
         {"targets": ["127.0.0.1:1"], "labels": {"process": "gateway"}},
         {"targets": ["127.0.0.1:2"], "labels": {"process": "judge"}},
         {"targets": ["127.0.0.1:3"], "labels": {"process": "trainer"}},
@@ -283,7 +283,7 @@ def test_a_start_replaces_the_file_and_later_parts_are_added(tmp_path: Path) -> 
         },
         {"targets": ["127.0.0.1:4"], "labels": {"process": "judge", "__metrics_path__": "/metrics/judge"}},
     ]
-    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+    assert [path.name for path in tmp_path.iterdir()] == ["metric-targets.json"]
 
 
 # The files in a data folder by which other commands find the last `clawloop up`.

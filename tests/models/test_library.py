@@ -106,7 +106,7 @@ def test_weights_that_are_not_the_hubs_are_removed(hub: Hub, tmp_path: Path) -> 
     data, weights = tmp_path / "data", tmp_path / "data" / "models" / NAME / "model.safetensors"
     hub.damaged = True
     said = last_line(clawloop(hub, data, "model", "fetch", NAME))
-    assert f"model.safetensors of {NAME} was damaged on its way, its SHA-256 is not the Hub's, and is removed" in said
+    assert f"{NAME} was damaged in transit (SHA-256 differs from the Hub's) and was deleted; run the command" in said
     hub.damaged, hub.short = False, True
     said = last_line(clawloop(hub, data, "model", "fetch", NAME))
     assert "does not give it (Consistency check failed: file should be of size " in said

@@ -11,9 +11,9 @@ from clawloop.core.episodes.keys import KEY_LIFETIME
 from clawloop.core.errors import RecordUnusable, SandboxFailed
 from clawloop.core.ids import new_rollout_group_id
 from tests.fakes.episode_store import FakeEpisodeStore
-from tests.workflows.scripted_rollouts import ScriptedRunner, working
+from tests.workflows.scripted_rollouts import ScriptedRunner, start_group, working
 from workflows import names
-from workflows.rollouts import RolloutGroupWorkflow, RolloutsWorkflow
+from workflows.rollouts import RolloutsWorkflow
 from workflows.state import PolicyRollouts
 
 Path = Callable[[Client, FakeEpisodeStore, ScriptedRunner], Awaitable[WorkflowHistory]]
@@ -26,12 +26,7 @@ async def _group(
         group = NewGroup(new_rollout_group_id(), "default", "tool-call", "train-0", 3)
         await store.make_group(group)
     async with working(client, store, runner):
-        handle = await client.start_workflow(
-            RolloutGroupWorkflow.run,
-            group.id,
-            id=names.rollout_group_workflow_id(group.id),
-            task_queue=names.WORKFLOW_QUEUE,
-        )
+        handle = await start_group(client, group.id)
         await handle.result()
         return await handle.fetch_history()
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -16,10 +17,13 @@ from uuid import uuid4
 import psycopg
 import pytest
 from psycopg.rows import dict_row
+from temporalio import workflow
 from temporalio.client import Client
+from temporalio.common import RetryPolicy
+from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from activities.training.gate import DecideVersion, GateActivities
-from activities.training.train_step import StepDone, TrainStep
+from activities.training.train_step import StepDone, TrainingActivities, TrainStep
 from clawloop.app.processes.trainer import TrainerProcess
 from clawloop.app.temporal.plugin import connect
 from clawloop.core.contracts.training import StepBatch, StepState, TrainedStep
@@ -31,7 +35,6 @@ from db.training.gate import PostgresGateStore
 from db.training.steps import PostgresStepStore
 from tests.contract.conftest import TEST_LIMIT
 from tests.training.ledger import insert_samples
-from tests.training.one_step import QUEUE, OneStep, workflow_worker
 from tests.training.steps import RECIPE, completed, never, samples_of, setup_of
 from workflows import names
 
@@ -39,6 +42,23 @@ ROOT = Path(__file__).parents[2]
 # The tests wait this long for a dead trainer's heartbeat; in operation it is half a minute.
 HEARTBEAT_SECONDS = 1.5
 STEPS = 6
+QUEUE = "one-step"
+
+
+@workflow.defn(name="OneStep")
+class OneStep:
+    """Runs one step and retries without a limit."""
+
+    @workflow.run
+    async def run(self, ask: TrainStep, queue: str, heartbeat_seconds: float) -> StepDone:
+        return await workflow.execute_activity_method(
+            TrainingActivities.train_step,
+            ask,
+            task_queue=queue,
+            start_to_close_timeout=timedelta(minutes=2),
+            heartbeat_timeout=timedelta(seconds=heartbeat_seconds),
+            retry_policy=RetryPolicy(initial_interval=timedelta(milliseconds=100), backoff_coefficient=1.0),
+        )
 
 
 @dataclass
@@ -95,7 +115,7 @@ async def bench(temporal_address: str, postgres_url: str, qwen3: Path, tmp_path:
     client = await connect(temporal_address)
     undisturbed_runner = StepRunner(setup_of(qwen3, tmp_path / "undisturbed"))
     setup = setup_of(qwen3, tmp_path / "adapters")
-    async with workflow_worker(client):
+    async with Worker(client, task_queue=QUEUE, workflows=[OneStep], workflow_runner=UnsandboxedWorkflowRunner()):
         yield TrainerBench(
             client,
             postgres_url,

@@ -1,4 +1,4 @@
-"""Program of test_rank_out_of_memory.py: ranks that divide the base model; memory runs out on rank 1 in its first life.
+"""Program of test_rank_restarts.py: ranks that divide the base model; memory runs out on rank 1 in its first life.
 
 `python -m tests.training.sharded_memory agent BASE OUT`; torchrun starts it again as `… rank BASE OUT`.
 """

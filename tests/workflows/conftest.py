@@ -95,7 +95,7 @@ class ScriptedActivities:
                 raise error
         finally:
             self.now -= 1
-        why = "verdict +1: 3 of 3 votes for 1" if ask.give_up is None else f"no valid vote ({ask.give_up})"
+        why = "verdict good: 3 of 3 votes good" if ask.give_up is None else f"no valid vote ({ask.give_up})"
         outcome = TurnOutcome.SAMPLED if ask.give_up is None else TurnOutcome.UNJUDGED
         return turn_result(ask.turn_id, number, outcome, why)
 

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from typing import Any
 
 from temporalio import activity
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import Worker
 
 from activities.episodes import EpisodeLedgerActivities
@@ -155,6 +156,15 @@ async def orchestrating(client: Client, store: FakeEpisodeStore, runner: Scripte
         yield rollouts
 
 
+async def start_group(client: Client, group: RolloutGroupId) -> WorkflowHandle[Any, GroupResult]:
+    return await client.start_workflow(
+        RolloutGroupWorkflow.run,
+        group,
+        id=names.rollout_group_workflow_id(group),
+        task_queue=names.WORKFLOW_QUEUE,
+    )
+
+
 async def run_group(client: Client, store: FakeEpisodeStore, runner: ScriptedRunner, size: int) -> GroupResult:
     return (await run_group_with_timers(client, store, runner, size))[0]
 
@@ -166,12 +176,7 @@ async def run_group_with_timers(
     group = NewGroup(new_rollout_group_id(), "default", "tool-call", "train-0", size)
     await store.make_group(group)
     async with working(client, store, runner):
-        handle = await client.start_workflow(
-            RolloutGroupWorkflow.run,
-            group.id,
-            id=names.rollout_group_workflow_id(group.id),
-            task_queue=names.WORKFLOW_QUEUE,
-        )
+        handle = await start_group(client, group.id)
         result = await handle.result()
         events = [event async for event in handle.fetch_history_events()]
     timers = [event.timer_started_event_attributes.start_to_fire_timeout.ToTimedelta() for event in events]

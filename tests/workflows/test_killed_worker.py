@@ -66,4 +66,4 @@ async def test_the_next_worker_asks_for_no_stored_vote_again(
     assert [request.get("n", 1) for request in bench.judge.requests] == [3]
     assert [vote["score"] for vote in bench.rows("SELECT score FROM votes ORDER BY index")] == [1, 1, -1]
     assert len(bench.rows("SELECT * FROM samples")) == 1
-    assert (await bench.turn(first.turn_id)).outcome_detail == "verdict +1: 2 of 3 votes for 1"
+    assert (await bench.turn(first.turn_id)).outcome_detail == "verdict good: 2 of 3 votes good"

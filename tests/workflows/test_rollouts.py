@@ -50,11 +50,12 @@ from tests.workflows.scripted_rollouts import (
     orchestrating,
     run_group,
     run_group_with_timers,
+    start_group,
     working,
 )
 from workflows import names
 from workflows.activity_options import EPISODE_ATTEMPTS, LOCAL_STORE, ActivityOptions, run_in, verify_in
-from workflows.rollouts import RolloutGroupWorkflow, RolloutsWorkflow
+from workflows.rollouts import RolloutsWorkflow
 from workflows.state import PolicyRollouts
 
 __all__ = ["open_folder"]
@@ -134,12 +135,7 @@ async def test_a_workflow_that_begins_again_runs_no_episode_twice(client: Client
     await store.end_episode(EpisodeEnd(ended.id, Ending.COMPLETED, artifact_sha256="left"))
     await store.end_episode(EpisodeEnd(lost.id, Ending.INFRASTRUCTURE))
     async with working(client, store, runner):
-        result = await client.execute_workflow(
-            RolloutGroupWorkflow.run,
-            group.id,
-            id=names.rollout_group_workflow_id(group.id),
-            task_queue=names.WORKFLOW_QUEUE,
-        )
+        result = await (await start_group(client, group.id)).result()
     assert sorted(runner.ran) == [(2, 2), (3, 1)]
     assert (result.scored, result.mean_reward) == (4, 0.75)  # 1, and by their places 1, 0, 1
 
@@ -299,12 +295,7 @@ async def test_a_call_that_fails_where_the_workflow_runs_waits_on_its_queue(
     group = NewGroup(new_rollout_group_id(), "default", "tool-call", "train-0", 2)
     await store.make_group(group)
     async with working(client, store, runner):
-        handle = await client.start_workflow(
-            RolloutGroupWorkflow.run,
-            group.id,
-            id=names.rollout_group_workflow_id(group.id),
-            task_queue=names.WORKFLOW_QUEUE,
-        )
+        handle = await start_group(client, group.id)
         result = await handle.result()
         events = [event async for event in handle.fetch_history_events()]
     assert (result.state, result.scored) == (GroupState.SETTLED, 2)
@@ -336,12 +327,7 @@ async def test_episodes_wait_for_a_worker_that_comes_later_and_none_is_lost(clie
     await runner.store.make_group(group)
     runner.may_run.clear()
     async with orchestrating(client, runner.store, runner):
-        handle = await client.start_workflow(
-            RolloutGroupWorkflow.run,
-            group.id,
-            id=names.rollout_group_workflow_id(group.id),
-            task_queue=names.WORKFLOW_QUEUE,
-        )
+        handle = await start_group(client, group.id)
 
         async def wait() -> bool:
             return len((await handle.describe()).raw_description.pending_activities) == 2
@@ -417,12 +403,7 @@ async def reasons_of(
         orchestrating(client, store, scripted),
         Worker(client, task_queue=queue, activities=[activities.run_episode, activities.verify_episode]),
     ):
-        result = await client.execute_workflow(
-            RolloutGroupWorkflow.run,
-            group.id,
-            id=names.rollout_group_workflow_id(group.id),
-            task_queue=names.WORKFLOW_QUEUE,
-        )
+        result = await (await start_group(client, group.id)).result()
     assert result.state is GroupState.DROPPED
     return {episode.reason for episode in store.by_id.values()}, result.reason
 

@@ -445,7 +445,7 @@ async def test_the_ui_shows_a_sessions_turns(client: Client, scripted: ScriptedA
     assert f"`/ui/sessions/{talk.session}` on a gateway shows what was said" in details
     lines = seen(details)
     assert lines[2:4] == ["|turn|kind|verdict|sample|step|why|", "|:---|:---|:---|:---|:---|:---|"]
-    assert "|1|main|+1|yes||sampled: verdict +1: 3 of 3 votes for 1|" in lines
+    assert "|1|main|+1|yes||sampled: verdict good: 3 of 3 votes good|" in lines
 
     await talk.say(ends=True)
     await talk.handle.result()

@@ -194,7 +194,7 @@ LARGE_GPU = Serving(seqs=256, batched_tokens=8192)
 ON_CPU = Serving(seqs=64, batched_tokens=256, block_tokens=128)
 """Replies stand still while so many tokens of prompts are read, so they are few."""
 CPU_PIECE = 64
-"""Of one prompt at most so many of them are read at a time beside other requests, in `engine_on_cpu`'s order."""
+"""Tokens of one prompt that are read at a time beside other requests, in `engine_on_cpu`'s order."""
 LARGE_FROM = 40 * GIB
 SMALL_GPU = Serving(seqs=64, batched_tokens=2048)
 """vLLM's default tokens for smaller GPUs, and fewer requests, since each needs memory for the vocabulary's logits."""
@@ -353,7 +353,7 @@ def parts_beside_cache(request: Request, serving: Serving, gpus: int, *, with_lo
 # Mistral and Gemma 3, in eighteen shapes, and are compared with it in `tests/training/test_planned_peft_memory.py`.
 
 _MEASURED = ("LlamaForCausalLM", "MistralForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
-"""Of Llama and Mistral, those whose documents are not packed."""
+"""Architectures that were measured; of Llama and Mistral, models whose documents are not packed."""
 
 
 def is_packed(model: ModelShape, longest: int) -> bool:
@@ -480,7 +480,7 @@ def kept_layer(model: ModelShape, needs: TrainingNeeds, tokens: int, number_byte
 
 
 def _read_in_attention(model: ModelShape, number_bytes: int, joined: int) -> int:
-    """Of a token, as `one_layer` says."""
+    """Bytes per token that attention's backward pass reads, see `one_layer`."""
     b = number_bytes
     head_norms = (model.query + model.key) * 4 if model.head_norm else 0
     return 4 * model.query * b + head_norms + 4 * model.head_dim * b + (model.query * b if joined else 0)

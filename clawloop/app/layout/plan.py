@@ -137,7 +137,7 @@ SERVICES = {
     "Temporal": (180 * MIB, "measured"),
     "clawloop up": (180 * MIB, "with a guard for each part, measured"),
 }
-"""What `clawloop up` starts beside one engine and one trainer, and its memory."""
+"""Memory of each process that `clawloop up` starts beside one engine and one trainer, and its source."""
 KEPT_FREE = 0.05
 """Share of the machine's memory that is left to its system."""
 FEWEST_CONTEXTS = 2
@@ -313,7 +313,7 @@ def _idle(gpus: Gpus, processes: list[Process]) -> Iterator[str]:
 
 
 def _engines(request: Request, gpus: Gpus, role: Role, indices: tuple[int, ...]) -> list[Process] | Shortage:
-    """As many engines as the set has room for, each on as few GPUs as hold the model; a judge is one, on all GPUs.
+    """The most engines that the set has room for, each on the fewest GPUs that hold the model; one judge, on all GPUs.
 
     If no engine fits, the shortage is that of the engine on most GPUs.
     """

@@ -110,7 +110,7 @@ def train_tokenizer(
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    # As in Qwen3: one token each, not special, so that parsers find them in decoded text.
+    # Tags are one token each, not special, as in Qwen3, so that parsers find them in decoded text.
     tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in fixed])
     return tokenizer
 

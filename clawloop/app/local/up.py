@@ -8,24 +8,25 @@ CLAWLOOP_ENGINES) are used and not started.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from clawloop.app.layout.memory import chats_of_gateway, grammars_of_gateway, probes_at_once
 from clawloop.app.layout.table import overview
 from clawloop.app.local import checks, parts
 from clawloop.app.local.keys_file import read_keys, write_keys
-from clawloop.app.local.metric_targets import write_targets
 from clawloop.app.local.parts import Deployment
 from clawloop.app.local.plan import Plan, UpOptions, plan_parts
 from clawloop.app.local.private_folder import keep_private
-from clawloop.app.local.supervision.supervisor import Board, PartState, PartStatus, Supervisor
+from clawloop.app.local.supervision.supervisor import Board, Part, PartState, PartStatus, Supervisor
 from clawloop.app.processes.listener import QUEUED_CONNECTIONS
 from clawloop.core.encryption.key_file import SETTING
 from clawloop.core.errors import SetupError
@@ -215,6 +216,32 @@ async def _start_trainer(options: UpOptions, plan: Plan, supervisor: Supervisor,
     trainer = parts.trainer(deployment.trained_model, deployment, options.environment)
     supervisor.start(trainer)
     write_targets(options.data, [trainer], further=True)
+
+
+def write_targets(data: Path, served: Sequence[Part], *, further: bool = False) -> None:
+    """Replace the file that tells Prometheus' `file_sd_configs` where metrics are served, atomically.
+
+    Args:
+        further: what the file names is kept.
+        served: each of them serves `/metrics` at its address, or one page for each of its roles.
+    """
+    path = data / "metric-targets.json"
+    targets = [target for part in served for target in _targets(part)]
+    if further:
+        targets = [*json.loads(path.read_text(encoding="utf-8")), *targets]
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(f"{json.dumps(targets, indent=2)}\n", encoding="utf-8")
+    new.replace(path)
+
+
+def _targets(part: Part) -> list[dict[str, object]]:
+    """One for each role, labelled as the role's own process would be."""
+    address = [urlsplit(part.address).netloc]
+    if not part.roles:
+        return [{"targets": address, "labels": {"process": part.name}}]
+    return [
+        {"targets": address, "labels": {"process": role, "__metrics_path__": f"/metrics/{role}"}} for role in part.roles
+    ]
 
 
 def _deployment(options: UpOptions, plan: Plan, keys: Mapping[str, str]) -> Deployment:

@@ -284,8 +284,8 @@ def _download(name: str, commit: str, file: RepoSibling, folder: Path) -> None:
     if file.lfs is not None and _sha256(partial) != file.lfs.sha256:
         partial.unlink()
         raise SetupError(
-            f"{named} of {name} was damaged on its way, its SHA-256 is not the Hub's, and is removed: run it again, it"
-            " is fetched anew"
+            f"{named} of {name} was damaged in transit (SHA-256 differs from the Hub's) and was deleted; run the "
+            "command again"
         )
     partial.rename(folder / named)
 

@@ -139,7 +139,7 @@ log = logging.getLogger(__name__)
 
 # A judgement needs little memory while it waits for its judge, whose client sends 8 requests at a time.
 MAX_CONCURRENT_ACTIVITIES = 16
-# A workflow task that the orchestrator which has the workflow in memory does not take in this time, any may: it was
+# After this time any orchestrator may take a workflow task, not only the one that caches the workflow: that one was
 # killed, or lost the task. The default of 10 s would be added to the time from a step to its version's first reply.
 STICKY_SECONDS = timedelta(seconds=5)
 

@@ -24,7 +24,7 @@ from workflows.state import SessionState
 _SESSION_PREFIX = names.session_workflow_id(SessionId(UUID(int=0))).removesuffix(str(UUID(int=0)))
 # Histories that are read, and workflows that are ended: a session's takes some milliseconds.
 _AT_ONCE = 16
-# Of one history, which may have thousands of events, among others that are read.
+# Time limit for reading one history, which may have thousands of events, while others are read.
 _HISTORY_LIMIT = timedelta(seconds=60)
 
 
@@ -58,7 +58,7 @@ class TemporalRecovery:
             await asyncio.gather(*map(self._end, batch))
 
     async def _end(self, run: WorkflowExecution) -> None:
-        # Whatever run it has now: the list lags behind, and a run that continues another one knows its turns.
+        # End the newest run: the list lags behind, and a run that continued as new has the turns of the one before.
         handle = self._client.get_workflow_handle(run.id)
         async with temporal_deadline(may_be_gone=True):
             await handle.terminate("clawloop recover: what waits for it is signalled to a new run")

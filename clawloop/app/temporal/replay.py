@@ -36,7 +36,7 @@ from workflows.registered import WORKFLOWS
 # Replays at once of the task queue. With two, on two cores that are busy with other programs, each takes longer than a
 # workflow task's 10 s (measured, benchmarks/results/README.md).
 REPLAYS = 1
-# By the SDK's ratio of 0.2 one of the task queue, and two of the worker's own.
+# Three polls: the SDK's ratio of 0.2 makes one of the shared queue, two of the sticky queue.
 POLLS = 3
 # The SDK's default, for workflow tasks of any kind, and for local activities.
 _TASKS = 100

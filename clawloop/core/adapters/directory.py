@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from clawloop.core.contracts.adapter_directory import AdapterDirectory
+from clawloop.core.contracts.serving import AdapterDirectory
 from clawloop.core.errors import AdapterUnreadable, AdapterUnusable
 
 # Hashes ---------------------------------------------------------------------------------------------------------------

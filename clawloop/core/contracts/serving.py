@@ -197,3 +197,16 @@ class RouteKey:
     affinity: str
     owner: str = ""
     choices: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterDirectory:
+    """A version's directory on disk; only the database knows whether its step was committed.
+
+    Args:
+        path: as in `clawloop.core.contracts.training.VersionRef`.
+    """
+
+    policy: str
+    n: int
+    path: str

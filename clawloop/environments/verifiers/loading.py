@@ -21,9 +21,10 @@ from clawloop.environments.task import Split, split_of
 
 # Tasks of a set that never ends.
 MOST_TASKS = 10_000
-# Of each stage but the agent's. verifiers has no limits of its own; an episode that hangs would hold its place.
+# Time limit of each stage except the agent's. verifiers has no limits of its own; an episode that hangs would hold its
+# place.
 _STAGE_SECONDS = 600.0
-# Of a task: in its set, and of its folder on this machine, where the set `harbor` has downloaded it.
+# Task fields for its index and its local folder (set `harbor`); left out of the hash, as they differ between machines.
 _PLACES = {"idx", "task_dir"}
 _CONTAINER_PROGRAMS = {"docker": "docker", "podman": "podman"}
 _PROBE_SECONDS = 20.0
@@ -82,7 +83,9 @@ def load(options: VerifiersOptions) -> LoadedEnvironment:
     agent = getattr(config, role)
     require_images(agent.runtime.type, tasks[Split.TRAIN], options.taskset)
     if not tasks[Split.TRAIN]:
-        raise SetupError(f"--verifiers {options.taskset}: no task is left to practise on; a hash holds some out")
+        raise SetupError(
+            f"--verifiers {options.taskset}: all tasks fell into the held-out share, which a hash chooses; add tasks"
+        )
     seconds = seconds_in_all(agent.timeout, role, options.taskset)
     return LoadedEnvironment(env, role, tasks, seconds, options.reward_range)
 

@@ -41,7 +41,7 @@ PATIENCE_SECONDS = 180.0
 _LONGEST_PAUSE = 10.0
 _AGAIN = (429, 502, 503, 504)
 _BODY_BYTES = 32 * 2**20
-# They are of one connection, or are made anew.
+# Headers not forwarded: they belong to one connection, or the relay sets them.
 _OWN_HEADERS = {"authorization", "x-api-key", "host", "connection", "content-length", "transfer-encoding", "keep-alive"}
 
 

@@ -21,6 +21,7 @@ from clawloop.core.turns.canonical import (
     seed_digest,
 )
 from clawloop.core.turns.encoding import encode
+from clawloop.core.turns.thinking import without_leading_thinking
 from tests.chats import KEY, OTHER_KEY, SEED, VOLATILE, assistant, json_values, odd_messages, plain_messages, user
 
 IMAGE: JsonValue = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
@@ -297,3 +298,10 @@ def test_thousands_of_asides_take_no_time() -> None:
     for text in (f"{many}Hello.", f"Hello.{many}", many.replace("</system-reminder>", ""), many + "<system-reminder>"):
         canonical({"role": "user", "content": text})
     assert time.process_time() - began < 2
+
+
+def test_thinking_is_what_a_text_begins_with() -> None:
+    assert without_leading_thinking("<think>a</think>b") == "b"
+    assert without_leading_thinking("  <think>a") == ""
+    assert without_leading_thinking("a</think>b") == "b"
+    assert without_leading_thinking("use <think> and </think> tags") == "use <think> and </think> tags"
