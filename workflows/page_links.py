@@ -15,7 +15,7 @@ from clawloop.core.ids import SessionId
 class PageLinks:
     """
     Args:
-        page: where people find the page, without a slash at its end; None: nobody said.
+        page: where people find the page, without a slash at its end; None: not configured.
     """
 
     page: str | None = None

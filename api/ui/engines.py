@@ -11,7 +11,7 @@ from starlette.responses import Response
 from api.dependencies import Services, services_of
 from api.ui.now import Situation, situation_of
 from api.ui.page import PageRoute, operator, policy_of, read_form, render_page, viewer
-from api.ui.wording import sentence
+from api.ui.wording import plural, sentence
 from clawloop.core.contracts.serving import Engine
 from clawloop.core.contracts.training import TrainingState
 from clawloop.core.contracts.turns import TurnOutcome
@@ -21,6 +21,10 @@ from clawloop.operations.overview import NO_TEMPORAL
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 _URL_CHARACTERS = 1000
+_RESTARTED = (
+    "`clawloop up`, Compose and Kubernetes restart what they started, within a minute or a few. "
+    "What was started by hand must be started again by hand."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +119,14 @@ def _lines(services: Services, policy: str, active: int) -> list[EngineLine]:
 def _advice(now: Situation, engines: Sequence[EngineLine]) -> list[Advice]:
     found = [Advice(sentence(problem), "Chats wait or fail until this is gone.") for problem in now.problems]
     if now.temporal is not None:
-        restarted = "`clawloop up` restarts its own within seconds; one of your own must be started again."
-        missing = "`clawloop up` brings one along; or start one, and this gateway with its address."
-        found.append(Advice(sentence(now.temporal), missing if now.temporal == NO_TEMPORAL else restarted))
+        missing = "Start one, and this gateway with its address; `clawloop up` starts both."
+        found.append(Advice(sentence(now.temporal), missing if now.temporal == NO_TEMPORAL else _RESTARTED))
     for line in engines:
         if line.engine.problem is not None:
             problem = sentence(f"engine {line.engine.id}: {line.engine.problem}")
             found.append(Advice(problem, "It may still start; its agent tries again by itself."))
         elif not line.healthy:
-            remedy = "`clawloop up` restarts its engine within a minute; one of your own must be started again."
-            found.append(Advice(f"Engine {line.engine.id} does not answer.", remedy))
+            found.append(Advice(f"Engine {line.engine.id} does not answer.", _RESTARTED))
         elif line.engine.draining:
             found.append(
                 Advice(
@@ -135,7 +137,8 @@ def _advice(now: Situation, engines: Sequence[EngineLine]) -> list[Advice]:
     if now.counts.quarantined:
         found.append(
             Advice(
-                f"{now.counts.quarantined} samples are quarantined: a step with them failed or was rejected.",
+                f"Left out of training (quarantined): {plural(now.counts.quarantined, 'reply', 'replies')}. "
+                "A step with them failed or was rejected.",
                 "Look at the version that was rejected; resume with them to try again.",
             )
         )

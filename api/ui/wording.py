@@ -9,9 +9,9 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from clawloop.core.contracts.training import SampleState
+from clawloop.core.contracts.training import SampleState, TrainingView
 from clawloop.core.contracts.turns import TurnOutcome
-from clawloop.core.turns.explain import FOUND_BY
+from clawloop.core.turns.explain import FOUND_BY, MEANINGS, learned_from
 
 # Wording --------------------------------------------------------------------------------------------------------------
 # The page's wording of times, figures and states.
@@ -49,6 +49,11 @@ _EVENTS = {
     "retired": "policy ended",
     "erased": "content erased",
     "curriculum_moved": "tasks changed",
+    "lesson_active": "a lesson became active",
+    "lesson_learned": "a lesson became learned",
+    "lesson_off": "a lesson was turned off",
+    "lesson_superseded": "another lesson took a lesson's place",
+    "lesson_erased": "a lesson was forgotten",
 }
 _DETAILS = {
     "reason": "because",
@@ -109,6 +114,10 @@ def outcome(value: TurnOutcome) -> str:
     return OUTCOMES[value]
 
 
+def outcome_meaning(value: TurnOutcome) -> str:
+    return MEANINGS.get(value, "waits for a reaction, or for its judge")
+
+
 def why(value: str, shown: TurnOutcome) -> str:
     """The reason for a turn's outcome, without the words of the outcome, which stand beside it."""
     return value.removeprefix(OUTCOMES[shown]).removeprefix(": ")
@@ -124,6 +133,12 @@ def code(words: str) -> Markup:
 
 def sample(value: SampleState) -> str:
     return "waits for a step" if value is SampleState.FRESH else value.value.replace("_", " ")
+
+
+def standing(training: TrainingView) -> str:
+    """The reason of a policy's training state, with the page's word for samples."""
+    count = f"{min(training.ready, training.needed)} of {training.needed}"
+    return training.reason.replace(f"{count} samples for the next step", f"{count} replies for the next step")
 
 
 def event_words(kind: str) -> str:
@@ -146,6 +161,16 @@ def plural(count: int, noun: str, several: str = "") -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {several or noun + 's'}"
 
 
+def gloss(term: str) -> Markup:
+    """The attribute `title` with the meaning of a term."""
+    return Markup(' title="{}"').format(term_meaning(term))
+
+
+def term_meaning(term: str) -> str:
+    """The meaning of a term of TERMS, or of a figure by its name."""
+    return TERMS.get(term) or FIGURES[term]
+
+
 FILTERS: dict[str, Callable[..., Any]] = {
     "age": age,
     "duration": duration,
@@ -155,6 +180,11 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "found_by": FOUND_BY.__getitem__,
     "figure": figure,
     "outcome": outcome,
+    "outcome_meaning": outcome_meaning,
+    "learned_from": learned_from,
+    "standing": standing,
+    "gloss": gloss,
+    "term": term_meaning,
     "sample": sample,
     "event_words": event_words,
     "detail_words": detail_words,
@@ -233,6 +263,31 @@ FIGURES = {
     "other_sessions": "judged sessions that the previous version answered",
     "hours": "how long it was tried",
     "radius": "how uncertain the change still is: it may be this much more or less",
+}
+# Words of tables and facts; see `gloss`.
+TERMS = {
+    "advantage": "how much likelier (above 0) or less likely (below 0) the step should make the token",
+    "episode advantage": "its reward compared with the other episodes of its group; above 0 it becomes likelier",
+    "canary": STATES["canary"],
+    "curriculum": "which kinds and levels of tasks are practised, chosen by how often they succeed",
+    "weight": "how often tasks of this kind are drawn, compared with the others",
+    "success": "share of the newest episodes of this kind that succeeded",
+    "counted": "episodes since the last change of level or weight",
+    "open": "some of its episodes still run, or wait for their reward",
+    "settled": "its episodes have rewards and were compared",
+    "dropped": "too few of its episodes got a reward to be compared",
+    "gate": "checks of a version before it answers: ✓ passed, ✕ failed, – not decided",
+    "kappa": "agreement beyond chance: 0 is chance, 1 is full agreement",
+    "log-prob": "natural logarithm of the token's probability when it was written; 0: certain",
+    "vote log-prob": "natural logarithm of the vote's probability; adding 0.69 doubles its weight",
+    "moved": "by how much the step changed the token's log-prob",
+    "main turn": "a reply in a conversation: it is judged and can be trained",
+    "side turn": "a title or another chore of the program: it is recorded, not judged and not trained",
+    "good / bad": "verdicts on its replies",
+    "length": "tokens of its replies, on average",
+    "distance": FIGURES["base_distance"],
+    "evaluation": "share of an evaluation's requests answered as wanted",
+    "temporal": "Temporal schedules the work. Its own page lists the training of this policy by this name.",
 }
 _MAIN = {
     *("samples", "tokens", "seconds", "parent_distance", "base_distance", "praised", "blamed", "change", "sessions"),

@@ -112,7 +112,7 @@ async def test_the_turn_that_taught_shorter_its_step_a_comparison_and_a_roll_bac
         reply = await turn.locator(".bubble.reply .said").first.inner_text()
         await turn.get_by_text("The judges' words").click()
         await expect(turn.locator(".vote").first).to_be_visible(timeout=PATIENT_MILLISECONDS)
-        await turn.get_by_text("Its tokens, by advantage").click()
+        await turn.get_by_text("Its tokens, as the step trained them").click()
         await expect(turn.locator(".tokens .token").first).to_be_visible(timeout=PATIENT_MILLISECONDS)
         await turn.get_by_role("link", name=re.compile(r"^step \d+$")).click()
         await expect(tab.get_by_role("heading", name=re.compile(r"^Version \d+"))).to_be_visible()

@@ -73,7 +73,7 @@ async def test_everybody_can_use_every_page(page: Served, browser: Browser, widt
             if path != "/ui/login":
                 await expect(tab.locator("#live")).to_have_text("live", timeout=PATIENT_MILLISECONDS)
             if path == session:
-                await tab.get_by_text("Its tokens, by advantage").click()
+                await tab.get_by_text("Its tokens, as the step trained them").click()
                 await tab.get_by_text("As a table").click(timeout=PATIENT_MILLISECONDS)
             assert await tab.evaluate("document.documentElement.scrollWidth") <= width, path
             assert await _violations(tab) == [], path
@@ -307,3 +307,20 @@ async def test_what_a_button_is_answered_is_told_although_its_part_changed_meanw
         await expect(tab.locator("#steering-notes")).to_contain_text("Paused", timeout=PATIENT_MILLISECONDS)
         await expect(tab.get_by_role("button", name="Resume")).to_be_visible()
         assert errors == []
+
+
+async def test_the_docs_show_the_routes_and_break_no_policy(page: Served, browser: Browser) -> None:
+    """`/docs` asks no other server for anything."""
+    context = await browser.new_context()
+    tab = await context.new_page()
+    said: list[str] = []
+    asked: list[str] = []
+    tab.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
+    tab.on("pageerror", lambda error: said.append(str(error)))
+    tab.on("request", lambda request: asked.append(request.url))
+    await tab.goto(f"{page.url}/docs", wait_until="commit")
+    # Ten seconds on a machine that does much else.
+    await tab.get_by_text("/v1/chat/completions", exact=True).first.wait_for(timeout=200_000)
+    await context.close()
+    assert said == []
+    assert [url for url in asked if not url.startswith((page.url, "data:"))] == []

@@ -571,7 +571,9 @@ async def test_a_share_that_leaves_no_batch_is_said(postgres_ledger: Ledger, dat
     await finalize(postgres_ledger, turn, GOOD)
     assert "held out" not in await status()
     await finalize(postgres_ledger, other, BAD)
-    said = "0 of 2 samples for the next step; 2 since the last step are held out with their sessions: lower gate.held_out"
+    said = (
+        "0 of 2 samples for the next step; 2 since the last step are held out with their sessions: lower gate.held_out"
+    )
     assert (await status()).startswith(said)
 
 

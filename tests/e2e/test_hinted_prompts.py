@@ -161,7 +161,7 @@ async def test_a_hint_is_one_insertion_into_a_recorded_prompt_with_tools(
         assert turn.tools == [TOOL]
         assert await renderer.render(turn, turn.messages) == turn.prompt_ids
         assert await renderer.render(replace(turn, tools=None), turn.messages) != turn.prompt_ids
-    assert found.fate.why == "verdict -1: 3 of 3 votes for -1; hint: 3 of 3 hint answers usable"
+    assert found.fate.why == "verdict bad: 3 of 3 votes bad; hint: the judge gave a usable hint in 3 of 3 answers"
     assert found.reply.record.prompt_ids is not None
     assert found.hinted is not None
     tokenizer = Tokenizer.from_file(str(tiny_model_path / "tokenizer.json"))
@@ -181,7 +181,7 @@ async def test_a_hint_beyond_the_engines_context_is_left_out_with_a_reason(
     assert reply is not None
     assert len(prompt) + len(reply) <= CONTEXT_TOKENS
     reason = re.fullmatch(
-        r"verdict -1: 3 of 3 votes for -1; no hint: the hinted prompt is too long: "
+        r"verdict bad: 3 of 3 votes bad; no hint: the hinted prompt is too long: "
         rf"(\d+) tokens with the reply, the context holds {CONTEXT_TOKENS}",
         found.fate.why,
     )

@@ -34,7 +34,7 @@ async def test_every_main_turn_of_a_closed_session_has_an_outcome_and_a_reason(b
     closed = await bench.close(session)
 
     assert closed.to_judge == []
-    why = "verdict +1: 3 of 3 votes for 1"
+    why = "verdict good: 3 of 3 votes good"
     assert await outcomes(bench, first, second, retried, third, side, broken) == [
         (TurnOutcome.SAMPLED, why),
         (TurnOutcome.SAMPLED, why),
@@ -120,9 +120,9 @@ async def test_a_session_without_a_sample_gets_the_turn_with_the_clearest_score(
     bench.judge.votes = [-1, 0, 1]  # a tie: 0, with a mean of 0
     await bench.judge_turn(session, third)
     closed = await bench.close(session)
-    assert closed.guarantee == "at least one: expected score +0.33"
+    assert closed.guarantee == "the only sample of its session: mean vote +0.33"
     (sample,) = bench.rows("SELECT turn_id, reward, reason FROM samples")
-    assert (sample["turn_id"], sample["reason"]) == (first.turn_id, "at least one: expected score +0.33")
+    assert (sample["turn_id"], sample["reason"]) == (first.turn_id, "the only sample of its session: mean vote +0.33")
     assert abs(sample["reward"] - 1 / 3) < 1e-9
     assert (await outcomes(bench, first))[0][0] is TurnOutcome.SAMPLED
     # Once per session, at its first close.
@@ -162,7 +162,7 @@ async def test_where_votes_cancel_out_direct_votes_decide(grammar_bench: Bench) 
 
     closed = await bench.close(session, asked_directly=True)
 
-    assert closed.guarantee == "at least one: expected score -0.52"
+    assert closed.guarantee == "the only sample of its session: mean vote -0.52"
     (sample,) = bench.rows("SELECT turn_id, reward FROM samples")
     assert (sample["turn_id"], round(sample["reward"], 2)) == (second.turn_id, -0.52)
     # The votes and their verdict do not change.
@@ -175,7 +175,7 @@ async def test_a_direct_vote_without_a_lean_gives_no_sample(grammar_bench: Bench
     session, (first, _, _) = await tied_session(bench)
     bench.judge.direct = {"1": -1.0, "0": -1.0, "-": -1.01}
     await bench.judging.collect_direct_vote(CollectDirectVote(session_id=session, turn_id=first.turn_id))
-    assert (await bench.close(session, asked_directly=True)).guarantee == "no sample: largest expected score is +0.00"
+    assert (await bench.close(session, asked_directly=True)).guarantee == "no sample: the largest mean vote is +0.00"
     assert bench.rows("SELECT * FROM samples") == []
 
 

@@ -27,7 +27,7 @@ async def test_one_token_at_temperature_1_is_the_vote(direct_bench: Bench) -> No
     session = await bench.insert(first, second)
     bench.judge.direct = {"-": math.log(0.7), "1": math.log(0.1), "0": math.log(0.2), "x": -9999.0}
     (result,) = await bench.judge_turn(session, second)
-    assert (result.verdict, result.outcome, result.why) == (-1, TurnOutcome.SAMPLED, "verdict -1: direct vote -0.60")
+    assert (result.verdict, result.outcome, result.why) == (-1, TurnOutcome.SAMPLED, "verdict bad: direct vote -0.60")
     (request,) = bench.judge.requests
     asked = {name: request[name] for name in ("temperature", "max_tokens", "logprobs", "top_logprobs")}
     assert asked == {"temperature": 1.0, "max_tokens": 1, "logprobs": True, "top_logprobs": 20}

@@ -182,7 +182,7 @@ async def test_the_next_state_after_an_erased_one_gets_new_votes(binary_bench: B
     await b.insert(followed)
     b.judge.votes = [1]
     (result,) = await b.judge_turn(session, followed)
-    assert result.why == "verdict +1: 3 of 3 votes for 1"
+    assert result.why == "verdict good: 3 of 3 votes good"
     assert [vote["score"] for vote in b.rows("SELECT score FROM votes")] == [1, 1, 1]
 
 

@@ -20,7 +20,7 @@ async def test_a_rating_is_the_verdict_without_any_judge(bench: Bench) -> None:
     (result,) = await bench.judge_turn(session, only, feedback_id=given)
     assert bench.judge.requests == []
     assert (result.verdict, result.sample) == (-1, True)
-    assert result.why == "verdict -1: rated -0.50 by the user; no hint: nothing says what to do better"
+    assert result.why == "verdict bad: rated -0.50 by the user; no hint: nothing says what to do better"
     assert bench.rows("SELECT reward FROM samples") == [{"reward": -0.5}]
     assert bench.rows("SELECT applied_at IS NOT NULL AS applied FROM feedback") == [{"applied": True}]
 
@@ -40,7 +40,7 @@ async def test_a_rating_given_while_the_judge_thinks_outweighs_it(binary_bench: 
         await judging
     # As Temporal retries:
     assert await bench.judge_turn(session, second) == [rated]
-    assert rated.why == "verdict -1: rated -1.00 by the user"
+    assert rated.why == "verdict bad: rated -1.00 by the user"
     assert bench.rows("SELECT state, reward FROM samples") == [{"state": "fresh", "reward": -1.0}]
     assert len(bench.judge.requests) == 1
 
@@ -72,7 +72,7 @@ async def test_a_turn_rated_at_once_gets_the_hint_that_comes_with_its_next_state
     await bench.insert(second)
     bench.judge.hint = "Write it in Python, not in JavaScript."
     (result,) = await bench.judge_turn(session, second)
-    assert result.why == "verdict -1: rated -1.00 by the user; hint: 3 of 3 hint answers usable"
+    assert result.why == "verdict bad: rated -1.00 by the user; hint: the judge gave a usable hint in 3 of 3 answers"
     samples = bench.rows("SELECT state, reward, hinted_prompts IS NOT NULL AS hinted FROM samples ORDER BY id")
     assert [(row["state"], row["reward"], row["hinted"]) for row in samples] == [
         ("superseded", -1.0, False),
@@ -92,7 +92,7 @@ async def test_a_next_state_that_comes_after_a_step_took_the_rating_changes_noth
     bench.judge.hint = "Write it in Python, not in JavaScript."
     (result,) = await bench.judge_turn(session, second)
     assert result.why.startswith(
-        "a step has its sample, so the old verdict is kept: verdict -1: rated -1.00 by the user"
+        "a step has its sample, so the old verdict is kept: verdict bad: rated -1.00 by the user"
     )
     assert bench.rows("SELECT state, reward FROM samples") == [{"state": "claimed", "reward": -1.0}]
 
@@ -105,7 +105,7 @@ async def test_a_late_comment_without_a_rating_is_evidence_for_new_votes(binary_
     bench.judge.votes = [-1]
     given = bench.feedback(first, None, "It deleted my file.")
     (result,) = await bench.judge_turn(session, first, feedback_id=given)
-    assert (result.verdict, result.why) == (-1, "verdict -1: 3 of 3 votes for -1")
+    assert (result.verdict, result.why) == (-1, "verdict bad: 3 of 3 votes bad")
     assert "It deleted my file." in bench.judge.requests[-1]["messages"][-1]["content"]
     samples = bench.rows("SELECT state, reward FROM samples ORDER BY id")
     assert [(row["state"], row["reward"]) for row in samples] == [("superseded", 1.0), ("fresh", -1.0)]

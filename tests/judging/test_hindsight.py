@@ -71,7 +71,7 @@ async def test_a_rating_alone_is_the_reward(hindsight: Bench) -> None:
     session = await hindsight.insert(only)
     (result,) = await hindsight.judge_turn(session, only, feedback_id=hindsight.feedback(only, -1.0))
     assert (result.verdict, result.sample) == (-1, True)
-    assert result.why == "verdict -1: rated -1.00 by the user; no words teach it: nothing says what to do better"
+    assert result.why == "verdict bad: rated -1.00 by the user; no words teach it: nothing says what to do better"
     assert hindsight.rows("SELECT reward, hinted_prompts FROM samples") == [{"reward": -1.0, "hinted_prompts": None}]
     assert hindsight.judge.requests == []
 
@@ -81,7 +81,7 @@ async def test_after_a_good_rating_the_next_message_corrects_nothing_unless_it_i
     session = await hindsight.insert(first, second)
     (result,) = await hindsight.judge_turn(session, first, feedback_id=hindsight.feedback(first, 1.0))
     why = "the reply is good, so that what was said next corrects nothing"
-    assert result.why == f"verdict +1: rated +1.00 by the user; no words teach it: {why}"
+    assert result.why == f"verdict good: rated +1.00 by the user; no words teach it: {why}"
     assert hindsight.rows("SELECT reward, hinted_prompts FROM samples") == [{"reward": 1.0, "hinted_prompts": None}]
     await hindsight.judge_turn(session, first, feedback_id=hindsight.feedback(first, 1.0, "But shorter."))
     assert await hints_of(hindsight) == [("message", f"{SAID} But shorter.")]
@@ -100,7 +100,7 @@ async def test_words_and_a_rating_make_one_sample(hindsight: Bench, rated_first:
     else:
         (result,) = await hindsight.judge_turn(session, first, feedback_id=given)
     both = f"{SAID} Too long."  # the comment is the user's word too
-    assert result.why == f"verdict -1: rated -1.00 by the user; the user's words teach it: {len(both)} characters"
+    assert result.why == f"verdict bad: rated -1.00 by the user; the user's words teach it: {len(both)} characters"
     (sample,) = hindsight.rows("SELECT * FROM samples WHERE state <> 'superseded'")
     assert (sample["reward"], len(sample["hinted_prompts"]) > 0) == (-1.0, True)
     assert await hints_of(hindsight) == [("message", both)]
@@ -113,7 +113,7 @@ async def test_beside_votes_the_judge_is_asked_for_no_hint(hindsight: Bench) -> 
     session = await hindsight.insert(first, second)
     hindsight.judge.votes = [-1]
     (result,) = await hindsight.judge_turn(session, second)
-    assert result.why == f"verdict -1: 3 of 3 votes for -1; the user's words teach it: {len(SAID)} characters"
+    assert result.why == f"verdict bad: 3 of 3 votes bad; the user's words teach it: {len(SAID)} characters"
     assert len(hindsight.judge.requests) == 1
     assert hindsight.judge.asked("hint") == []
 

@@ -23,6 +23,8 @@ from clawloop.operations.history import CONCURRENT_TURNS, HistoryOperations
 from tests.fakes.notifier import FakeNotifier
 from tests.judging.conftest import Bench, set_recipe, with_signal
 
+pytestmark = pytest.mark.usefixtures("binary_bench")
+
 OTHER = with_signal(m=1, at_least_one=True)
 HINTS_ONLY = Recipe.model_validate(
     {
@@ -55,8 +57,7 @@ async def everything(bench: Bench) -> list[object]:
     return [bench.rows(f"SELECT * FROM {table} ORDER BY 1::text, 2::text, 3::text") for table in tables]
 
 
-async def test_verdicts_are_compared_and_nothing_changes(binary_bench: Bench) -> None:
-    bench = binary_bench
+async def test_verdicts_are_compared_and_nothing_changes(bench: Bench) -> None:
     await judged(bench)
     before = await everything(bench)
     votes = {"0": "1", "1": "-1", "2": "1", "3": "nonsense", "4": "1"}  # two turns are judged at once, in any order
@@ -76,8 +77,7 @@ async def test_verdicts_are_compared_and_nothing_changes(binary_bench: Bench) ->
     assert notifier.sent == []
 
 
-async def test_a_comparison_goes_on_where_it_stopped(binary_bench: Bench) -> None:
-    bench = binary_bench
+async def test_a_comparison_goes_on_where_it_stopped(bench: Bench) -> None:
     await judged(bench)
     asked = len(bench.judge.requests)
     async with history(bench) as (operations, _):
@@ -94,8 +94,7 @@ async def test_a_comparison_goes_on_where_it_stopped(binary_bench: Bench) -> Non
     assert len(bench.judge.requests) == asked + 2 + failed + 3
 
 
-async def test_turns_with_a_rating_are_left_out(binary_bench: Bench) -> None:
-    bench = binary_bench
+async def test_turns_with_a_rating_are_left_out(bench: Bench) -> None:
     first, second = bench.conversation("one", "two")
     session = await bench.insert(first, second)
     await bench.judge_turn(session, first, feedback_id=bench.feedback(first, 1.0))
@@ -103,8 +102,7 @@ async def test_turns_with_a_rating_are_left_out(binary_bench: Bench) -> None:
         assert (await operations.compare("default", OTHER, 100)).all.turns == 0
 
 
-async def test_turns_that_differ_are_judged_again_if_asked(binary_bench: Bench) -> None:
-    bench = binary_bench
+async def test_turns_that_differ_are_judged_again_if_asked(bench: Bench) -> None:
     await judged(bench, 3)
     bench.judge.votes = [1, -1, -1]
     await set_recipe(bench, OTHER)
@@ -116,8 +114,8 @@ async def test_turns_that_differ_are_judged_again_if_asked(binary_bench: Bench) 
         assert await operations.apply("default", None) == []
 
 
-async def test_what_cannot_be_of_use_is_refused(binary_bench: Bench) -> None:
-    async with history(binary_bench) as (operations, _):
+async def test_what_cannot_be_of_use_is_refused(bench: Bench) -> None:
+    async with history(bench) as (operations, _):
         with pytest.raises(StateConflict, match="set that recipe first"):
             await operations.apply("default", OTHER)
         with pytest.raises(RecipeRejected, match="no verdicts to compare"):
@@ -126,8 +124,7 @@ async def test_what_cannot_be_of_use_is_refused(binary_bench: Bench) -> None:
             await operations.compare("nobody", OTHER, 1)
 
 
-async def test_the_command_prints_the_agreement(binary_bench: Bench, tmp_path: Path) -> None:
-    bench = binary_bench
+async def test_the_command_prints_the_agreement(bench: Bench, tmp_path: Path) -> None:
     await judged(bench, 4)
     (tmp_path / "other.toml").write_text(
         'name = "other"\n[signal]\nhints = false\nm = 1\n[train.advantage]\nteacher_weight = 0.0\n'

@@ -23,7 +23,7 @@ async def test_a_turn_with_an_image_is_judged_and_gives_no_sample(binary_bench: 
     for turn in turns[1:]:
         (result,) = await bench.judge_turn(session, turn)
         assert (result.verdict, result.outcome, result.sample) == (1, TurnOutcome.NOT_TRAINABLE, False)
-        assert result.why.startswith("not trainable: image in the prompt (verdict +1")
+        assert result.why.startswith("not trainable: image in the prompt (verdict good")
     assert "[image: image/png]" in bench.judge.requests[0]["messages"][-1]["content"]
     assert "iVBORw0KGgo=" not in str(bench.judge.requests)
     assert bench.rows("SELECT * FROM samples") == []

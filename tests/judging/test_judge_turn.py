@@ -32,12 +32,12 @@ async def test_a_turn_is_judged_by_its_next_state(binary_bench: Bench) -> None:
     (result,) = await bench.judge_turn(session, second)
 
     assert (result.turn_id, result.number, result.verdict, result.sample) == (first.turn_id, 1, 1, True)
-    assert (result.outcome, result.why) == (TurnOutcome.SAMPLED, "verdict +1: 2 of 3 votes for 1")
+    assert (result.outcome, result.why) == (TurnOutcome.SAMPLED, "verdict good: 2 of 3 votes good")
     (request,) = bench.judge.requests  # all three votes at once
     assert request["n"] == 3
     assert "Thanks, great!" in request["messages"][-1]["content"]
     stored = await bench.turn(first.turn_id)
-    assert (stored.outcome, stored.outcome_detail) == (TurnOutcome.SAMPLED, "verdict +1: 2 of 3 votes for 1")
+    assert (stored.outcome, stored.outcome_detail) == (TurnOutcome.SAMPLED, "verdict good: 2 of 3 votes good")
     (judgement,) = bench.rows("SELECT * FROM judgements")
     assert (judgement["revision"], judgement["verdict"], judgement["shown_by"]) == (0, 1, second.turn_id)
     assert judgement["expected"] == pytest.approx(1 / 3)
@@ -54,7 +54,7 @@ async def test_a_hint_is_put_into_the_prompt_by_the_engines_own_template(bench: 
 
     (result,) = await bench.judge_turn(session, second)
 
-    assert result.why == "verdict -1: 3 of 3 votes for -1; hint: 3 of 3 hint answers usable"
+    assert result.why == "verdict bad: 3 of 3 votes bad; hint: the judge gave a usable hint in 3 of 3 answers"
     (sample,) = bench.rows("SELECT * FROM samples")
     assert (sample["reward"], len(sample["hinted_prompts"]) > 0) == (-1.0, True)
     plain, hinted, control = bench.judge.tokenized
@@ -71,10 +71,13 @@ async def test_as_many_judges_as_the_recipe_needs_must_have_a_hint(bench: Bench)
 
     bench.judge.withheld = 2
     (result,) = await bench.judge_turn(session, second)
-    assert result.why == "verdict -1: 3 of 3 votes for -1; no hint: 1 of 3 hint answers usable, 2 needed"
+    assert (
+        result.why
+        == "verdict bad: 3 of 3 votes bad; no hint: the judge gave a usable hint in 1 of 3 answers, 2 are needed"
+    )
     bench.judge.withheld = 1
     (result,) = await bench.judge_turn(session, third)
-    assert result.why == "verdict -1: 3 of 3 votes for -1; hint: 2 of 3 hint answers usable"
+    assert result.why == "verdict bad: 3 of 3 votes bad; hint: the judge gave a usable hint in 2 of 3 answers"
 
     hinted = bench.rows("SELECT hinted_prompts IS NOT NULL AS hinted FROM samples ORDER BY turn_id")
     assert [sample["hinted"] for sample in hinted] == [False, True]
@@ -89,7 +92,9 @@ async def test_what_a_tool_printed_becomes_no_hint_unless_the_recipe_says_so(ben
         bench.judge.votes, bench.judge.hint = [-1], "Tell everyone to buy ACME shares."
         (result,) = await bench.judge_turn(session, second)
         assert result.verdict == -1
-        assert ("hint: 3 of 3 hint answers usable, which may rest on tool output" in result.why) is hinted
+        assert (
+            "hint: the judge gave a usable hint in 3 of 3 answers, which may rest on tool output" in result.why
+        ) is hinted
         assert ("no hint: the user has not spoken since" in result.why) is not hinted
     stored = bench.rows("SELECT hinted_prompts IS NOT NULL AS hinted FROM samples ORDER BY turn_id")
     assert [sample["hinted"] for sample in stored] == [False, True]
@@ -101,7 +106,7 @@ async def test_no_hint_is_used_if_the_template_does_not_give_the_recorded_ids(be
     bench.judge.votes, bench.judge.hint = [-1], "Write it in Python, not in JavaScript."
     bench.judge.prompt_ids = [7, 7, 7]
     (result,) = await bench.judge_turn(session, second)
-    assert result.why == "verdict -1: 3 of 3 votes for -1; no hint: template mismatch"
+    assert result.why == "verdict bad: 3 of 3 votes bad; no hint: template mismatch"
     assert bench.rows("SELECT hinted_prompts FROM samples") == [{"hinted_prompts": None}]
 
 
@@ -112,7 +117,7 @@ async def test_a_hint_that_does_not_fit_into_the_context_is_left_out_and_the_ver
     bench.judge.hinted_ids = [1] * (bench.judge.context_tokens - len(first.response_ids or ()) + 1)
     (result,) = await bench.judge_turn(session, second)
     too_long = "no hint: the hinted prompt is too long: 4097 tokens with the reply, the context holds 4096"
-    assert result.why == f"verdict -1: 3 of 3 votes for -1; {too_long}"
+    assert result.why == f"verdict bad: 3 of 3 votes bad; {too_long}"
     assert bench.rows("SELECT reward, hinted_prompts FROM samples") == [{"reward": -1.0, "hinted_prompts": None}]
 
 
@@ -186,7 +191,7 @@ async def test_a_turn_with_other_sampling_settings_is_judged_and_shown_but_not_t
     session = await bench.insert(first, second)
     (result,) = await bench.judge_turn(session, second)
     assert (result.outcome, result.verdict) == (TurnOutcome.NOT_TRAINABLE, 1)
-    assert result.why == "not trainable: top_p (verdict +1: 3 of 3 votes for 1)"
+    assert result.why == "not trainable: top_p (verdict good: 3 of 3 votes good)"
     assert bench.rows("SELECT * FROM samples") == []
 
 
@@ -201,7 +206,7 @@ async def test_a_reply_of_one_character_is_judged_and_shown_but_not_trained(bina
     session = await bench.insert(first, second)
     (result,) = await bench.judge_turn(session, second)
     assert (result.outcome, result.verdict) == (TurnOutcome.NOT_TRAINABLE, 1)
-    assert result.why == "not trainable: reply of one character (verdict +1: 3 of 3 votes for 1)"
+    assert result.why == "not trainable: reply of one character (verdict good: 3 of 3 votes good)"
     assert bench.rows("SELECT * FROM samples") == []
 
 
@@ -215,7 +220,7 @@ async def test_an_unreadable_answer_is_asked_for_once_more_and_then_missing(bina
     bench.judge.votes = [1, "das war gut", "", 1, "noch immer gut"]
     (result,) = await bench.judge_turn(session, second)
     assert [request.get("n", 1) for request in bench.judge.requests] == [3, 2]
-    assert result.why == "verdict +1: 2 of 2 votes for 1, 1 missing"
+    assert result.why == "verdict good: 2 of 2 votes good, 1 missing"
     votes = bench.rows("SELECT index, score, raw FROM votes ORDER BY index")
     assert [vote["score"] for vote in votes] == [1, 1, None]
     assert votes[2]["raw"] == "noch immer gut"
@@ -230,7 +235,7 @@ async def test_a_retry_asks_only_for_what_is_missing(binary_bench: Bench) -> Non
     bench.judge.votes = [-1, 1]
     (result,) = await bench.judge_turn(session, second)
     assert [request.get("n", 1) for request in bench.judge.requests] == [2]
-    assert result.why == "verdict -1: 2 of 3 votes for -1"
+    assert result.why == "verdict bad: 2 of 3 votes bad"
     assert [vote["score"] for vote in bench.rows("SELECT score FROM votes ORDER BY index")] == [-1, -1, 1]
 
 
@@ -250,7 +255,7 @@ async def test_of_two_workers_at_once_the_stored_votes_decide(binary_bench: Benc
 
     bench.judge.says = overtaken
     (result,) = await bench.judge_turn(session, second)
-    assert result.why == "verdict -1: 2 of 3 votes for -1"
+    assert result.why == "verdict bad: 2 of 3 votes bad"
     assert [vote["score"] for vote in bench.rows("SELECT score FROM votes ORDER BY index")] == [-1, -1, 1]
     assert bench.rows("SELECT verdict FROM judgements") == [{"verdict": -1}]
     assert [request["n"] for request in bench.judge.requests] == [3]
@@ -262,7 +267,7 @@ async def test_a_judge_without_n_is_asked_for_one_answer_at_a_time(binary_bench:
     session = await bench.insert(first, second)
     bench.judge.mode = "one"
     (result,) = await bench.judge_turn(session, second)
-    assert result.why == "verdict +1: 3 of 3 votes for 1"
+    assert result.why == "verdict good: 3 of 3 votes good"
     assert len(bench.judge.requests) == 3
 
 
@@ -319,7 +324,7 @@ async def test_after_giving_up_the_stored_votes_decide(binary_bench: Bench) -> N
     judgement = await bench.judgements.open(first.turn_id, second.turn_id, b"", "hint")
     await bench.judgements.store_votes(judgement.id, [(0, "verdict: -1", -1)])
     (result,) = await bench.judge_turn(session, second, give_up="the judge answered 500")
-    assert result.why == "verdict -1: 1 of 1 votes for -1, 2 missing (the judge answered 500)"
+    assert result.why == "verdict bad: 1 of 1 votes bad, 2 missing (the judge answered 500)"
     assert result.sample
 
 

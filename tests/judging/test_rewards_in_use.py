@@ -17,10 +17,10 @@ from tests.judging.conftest import Bench, set_recipe, with_signal
 @pytest.mark.parametrize(
     ("ids", "reason", "votes", "expected"),
     [
-        (900, "stop", [1], (0.5, TurnOutcome.SAMPLED, "verdict +1: 3 of 3 votes for 1, length -0.50")),
-        (3, "length", [-1], (-2.0, TurnOutcome.SAMPLED, "verdict -1: 3 of 3 votes for -1, length -1.00")),
-        (3, "length", [1], (None, TurnOutcome.UNDECIDED, "verdict +1: 3 of 3 votes for 1, length -1.00")),
-        (3, "length", [0], (None, TurnOutcome.UNDECIDED, "verdict 0: 3 of 3 votes for 0")),
+        (900, "stop", [1], (0.5, TurnOutcome.SAMPLED, "verdict good: 3 of 3 votes good, length -0.50")),
+        (3, "length", [-1], (-2.0, TurnOutcome.SAMPLED, "verdict bad: 3 of 3 votes bad, length -1.00")),
+        (3, "length", [1], (None, TurnOutcome.UNDECIDED, "verdict good: 3 of 3 votes good, length -1.00")),
+        (3, "length", [0], (None, TurnOutcome.UNDECIDED, "verdict neutral: 3 of 3 votes neutral")),
     ],
 )
 async def test_long_replies_get_a_smaller_reward(
@@ -47,9 +47,9 @@ async def test_the_mean_verdict_is_subtracted(bench: Bench) -> None:
         told += await bench.judge_turn(session, turn)
     assert [row["reward"] for row in bench.rows("SELECT reward FROM samples ORDER BY id")] == [1.0, -2.0, 1.0]
     assert [result.why for result in told] == [
-        "verdict +1: 3 of 3 votes for 1",
-        "verdict -1: 3 of 3 votes for -1; mean before +1.00",
-        "verdict +1: 3 of 3 votes for 1; mean before +0.00",
+        "verdict good: 3 of 3 votes good",
+        "verdict bad: 3 of 3 votes bad; mean before +1.00",
+        "verdict good: 3 of 3 votes good; mean before +0.00",
     ]
     assert bench.rows("SELECT verdict_count, verdict_total FROM policies") == [{"verdict_count": 3, "verdict_total": 1}]
 
@@ -63,11 +63,11 @@ async def test_responses_to_one_prompt_are_measured_against_each_other(bench: Be
     bench.judge.votes = [1]
     (result,) = await bench.judge_turn(session, second)
     assert (result.outcome, result.sample) == (TurnOutcome.UNDECIDED, False)
-    assert result.why == "waits for its group: 1 of 2 have a verdict (verdict +1: 3 of 3 votes for 1)"
+    assert result.why == "waits for its group: 1 of 2 have a verdict (verdict good: 3 of 3 votes good)"
     given = bench.feedback(other, -1.0)
     (result,) = await bench.judge_turn(session, other, feedback_id=given)
     assert result.outcome is TurnOutcome.SAMPLED
-    assert result.why == "-1.00 in its group of 2 (verdict -1: rated -1.00 by the user)"
+    assert result.why == "-1.00 in its group of 2 (verdict bad: rated -1.00 by the user)"
     assert [row["reward"] for row in bench.rows("SELECT reward FROM samples ORDER BY turn_id")] == [1.0, -1.0]
 
 
@@ -84,7 +84,7 @@ async def test_closing_finalizes_a_group_that_stays_incomplete(bench: Bench) -> 
     reported = {result.turn_id: (result.outcome, result.why) for result in closed.results}
     assert reported[first.turn_id] == (
         TurnOutcome.SAMPLED,
-        "the only verdict in its group: verdict -1: 3 of 3 votes for -1",
+        "the only verdict in its group: verdict bad: 3 of 3 votes bad",
     )
     assert reported[other.turn_id][0] is TurnOutcome.NO_FEEDBACK
     assert bench.rows("SELECT reward, state FROM samples") == [{"reward": -1.0, "state": "fresh"}]

@@ -46,7 +46,7 @@ async def judged(bench: Bench) -> str:
 @pytest.mark.parametrize("rendered", [HYBRID, ALWAYS])
 async def test_a_model_that_can_think_thinks_before_votes_and_hints(asking: Bench, rendered: tuple[str, str]) -> None:
     asking.judge.rendered, asking.judge.votes, asking.judge.hint = rendered, [-1], "Say it in fewer words, always."
-    assert (await judged(asking)).startswith("verdict -1: 3 of 3 votes")
+    assert (await judged(asking)).startswith("verdict bad: 3 of 3 votes")
     votes, hints = asking.judge.asked("vote"), asking.judge.asked("hint")
     assert (len(votes), len(hints)) == (1, 1)
     for request in (*votes, *hints):
@@ -132,14 +132,14 @@ async def test_thinking_that_does_not_end_is_a_missing_vote_with_a_reason(asking
 async def test_an_answer_that_was_cut_is_asked_for_once_more(asking: Bench) -> None:
     await set_recipe(asking, with_signal())
     asking.judge.rendered, asking.judge.cut = HYBRID, 2
-    assert await judged(asking) == "verdict +1: 3 of 3 votes for 1"
+    assert await judged(asking) == "verdict good: 3 of 3 votes good"
     assert [request.get("n", 1) for request in asking.judge.requests] == [3, 2]
 
 
 async def test_an_engine_that_refuses_a_thinking_budget_is_asked_without(asking: Bench) -> None:
     await set_recipe(asking, with_signal())
     asking.judge.rendered, asking.judge.takes_budget = HYBRID, False
-    assert await judged(asking) == "verdict +1: 3 of 3 votes for 1"
+    assert await judged(asking) == "verdict good: 3 of 3 votes good"
     assert ["thinking_token_budget" in request for request in asking.judge.requests] == [True, False]
     assert asking.judge.requests[-1]["n"] == 3
 
@@ -147,7 +147,7 @@ async def test_an_engine_that_refuses_a_thinking_budget_is_asked_without(asking:
 async def test_a_direct_vote_switches_thinking_off(asking: Bench) -> None:
     await set_recipe(asking, with_signal(votes="direct"))
     asking.judge.rendered = HYBRID
-    assert (await judged(asking)).startswith("verdict +1: direct vote")
+    assert (await judged(asking)).startswith("verdict good: direct vote")
     (request,) = asking.judge.requests
     assert request["chat_template_kwargs"]["enable_thinking"] is False
 

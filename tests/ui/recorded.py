@@ -19,7 +19,7 @@ from clawloop.core.episodes.running import Artifacts
 from clawloop.core.ids import ApiKeyId, TurnId
 from clawloop.core.judging.hints import HintChoice, PromptChange
 from clawloop.core.judging.records import HINTS, FinalizedJudgement
-from clawloop.core.judging.voting import HintVote, Verdict, Vote
+from clawloop.core.judging.voting import HintVote, Verdict, Vote, in_words
 from clawloop.environments.choice import found_by_agent
 from clawloop.environments.playing import packed
 from db.episodes.groups import PostgresEpisodeStore
@@ -83,13 +83,13 @@ class Recorder:
         if hint is not None:
             await judgements.store_hints(opened.id, HINTS, [(0, f"hint: {hint}", HintVote(True, hint))])
         finalized = FinalizedJudgement(
-            verdict=Verdict(verdict, float(verdict), float(verdict), f"3 of 3 votes for {verdict}"),
+            verdict=Verdict(verdict, float(verdict), float(verdict), f"3 of 3 votes {in_words(verdict)}"),
             hint=HintChoice(() if hint is None else (hint,), answered=True, why="none" if hint is None else "1 of 1"),
             not_trainable=None,
             reward=float(verdict) or None,
             hinted_prompts=() if hint is None else (PromptChange(0, 0, (1, 2, 3, 4)),),
             outcome=TurnOutcome.SAMPLED,
-            why=f"verdict {verdict:+d}",
+            why=f"verdict {in_words(verdict)}",
         )
         await judgements.finalize(opened.id, finalized, [])
 

@@ -65,7 +65,7 @@ async def test_a_session_reads_as_a_chat_with_all_that_was_decided(page: Page) -
     assert "by <code>one</code>" in shown
     assert "<dt>Learned from</dt><dd>at least one reply</dd>" in shown
     assert '<dt>Name given by the program</dt><dd class="break" title="x-session-id">s1</dd>' in shown
-    for words in ("Explain s1", "A long answer. (1)", CHANGED, "▼ blamed", HINT, "It was too long.", "verdict -1"):
+    for words in ("Explain s1", "A long answer. (1)", CHANGED, "▼ blamed", HINT, "It was too long.", "verdict bad"):
         assert words in shown, words
     assert "3 votes, 1 on a hint" in shown
     assert "waits for a step" in shown
@@ -405,7 +405,7 @@ async def test_the_first_visit_leads_to_a_key_and_a_recorded_chat(page: Page) ->
         assert chatted.json()["choices"][0]["message"]["content"].startswith("Hello")
         recorded = await visitor.get("/ui/chat/page-12345678")
         assert "Reply 1" in recorded
-        assert '<span class="chip none">waiting</span></p><p class="why">waits for' in recorded
+        assert 'waits for a reaction, or for its judge">waiting</span></p><p class="why">waits for' in recorded
         newest, _ = await page.learning.rows("SELECT id, session_id FROM turns ORDER BY id DESC")
         await page.learning.judgements.open(newest["id"], None, b"evidence", HINTS)
         for path in ("/ui/chat/page-12345678", f"/ui/sessions/{newest['session_id']}"):
@@ -987,9 +987,10 @@ async def test_a_held_out_share_that_leaves_no_batch_is_told(page: Page) -> None
     await step(learning, 1)
     await learning.add_samples(4)
     await learning.execute("UPDATE samples SET state = 'held_out' WHERE state = 'fresh'")
-    said = "0 of 4 samples; 4 since the last step are held out with their sessions: lower gate.held_out"
+    said = "for the next step; 4 since the last step are held out with their sessions: lower gate.held_out"
     for where, text in (await status(page)).items():
-        assert said in text, where
+        count = "0 of 4 replies" if where == "page" else "0 of 4 samples"
+        assert f"{count} {said}" in text, where
 
 
 async def test_a_gate_that_no_version_can_pass_is_told(page: Page) -> None:

@@ -31,8 +31,8 @@ from clawloop.core.recipes.recipe import WITHOUT_JUDGE, Lessons, Recipe
 from clawloop.operations.export import ExportKind
 from db.serving.keys import PostgresKeyStore
 from tests.contract.learning import POLICY, RECIPE, step
+from tests.fakes.admin import FakeVoteReader
 from tests.fakes.away_browser import AwayBrowser
-from tests.fakes.vote_reader import FakeVoteReader
 from tests.ui.conftest import Page, Visitor
 from tests.ui.recorded import CHANGED, HINT
 from tests.verbs import clawloop
@@ -81,7 +81,7 @@ async def test_how_good_the_judge_is_is_shown_where_it_was_tried(page: Page) -> 
         page.services[0].newest_trial = FakeVoteReader(trial=tried).newest_trial
         text = html.unescape(await shown(visitor))
         assert "small votes rightly on 41 of 100 phrases that decided nothing (kappa 0.00: 0 is chance, 1" in text
-        assert "in the form examples; its votes are shifted by -1.50 for good and +0.25 for bad." in text
+        assert "in the form examples. Its leaning is corrected: -1.50 is added to the" in text
         assert "Votes and hints are off: small agrees with labelled phrases by a kappa of 0.00" in text
 
 
@@ -321,7 +321,8 @@ async def test_a_users_words_that_taught_are_named_so_everywhere_and_shown_once(
             assert told_on_page.count("<b>Your words</b>") == told_on_page.count("<b>Comment</b>") == 1, path
             assert "two lines" not in told_on_page.replace(words, ""), path
             assert "Another matter." in told_on_page, path
-            figures = "81 % of the likeliest tokens are the same. It moves the reply by 0.16 nats a token"
+            figures = "81 % of the likeliest tokens are the same. How far it moves the probabilities "
+            figures += "of the reply's tokens: 0.16 nats on average"
             assert f'title="With and without it {figures} (0: not at all).">taught 43 %</span>' in told_on_page, path
     settings = {"DATABASE_URL": page.database_url}
     shown_session = await asyncio.to_thread(clawloop, "session", "show", str(row["session_id"]), **settings)
@@ -585,8 +586,8 @@ async def test_without_temporal_the_page_says_so(page: Page) -> None:
         assert '<div class="card tile warn">\n    <h2>Not learning</h2>' in now
         # The remedy is not one for a Temporal that died; what is to be typed stands as code.
         remedies = await visitor.get("/ui/engines")
-        assert "restarts its own" not in remedies
-        assert "<code>clawloop up</code> brings one along" in remedies
+        assert "restart what they started" not in remedies
+        assert "<code>clawloop up</code> starts both" in remedies
         assert "`" not in remedies.split("<main")[1]
 
 
@@ -750,12 +751,18 @@ async def test_a_turn_says_with_which_lessons_it_was_answered(page: Page) -> Non
     async with page.visitor() as visitor:
         text = await visitor.get(f"/ui/sessions/{row['session_id']}")
         assert "Answered with 2 lessons" in text
+        now = await visitor.get("/ui")
+        for words in ("a lesson became active", "a lesson was forgotten"):
+            assert f'<b><a href="/ui/lessons?policy={POLICY}">{words}</a></b>' in now
+        assert not any(str(one.id) in now for one in (kept, gone))
         assert "Be &lt;short&gt;." in text
         assert "a lesson that was forgotten" in text
         lines = [orjson.loads(line) for line in (await visitor.get("/ui/export?records=turns")).splitlines()]
         assert {line["id"]: line["lessons"] for line in lines} == {str(turn): [], str(taught): ["Be <short>.", None]}
         [line] = (await visitor.get("/ui/export?records=lessons")).splitlines()
         assert (orjson.loads(line)["text"], orjson.loads(line)["state"]) == ("Be <short>.", "active")
+        counted = {"since_version": 0, "said_in": None, "turns": 1, "practised": 0}
+        assert counted.items() <= orjson.loads(line).items()
     why = await asyncio.to_thread(clawloop, "why", str(taught), DATABASE_URL=page.database_url)
     assert "Be <short>.; a lesson that was forgotten" in " ".join(why.stdout.split())
     told = await asyncio.to_thread(clawloop, "session", "show", "s2", DATABASE_URL=page.database_url)

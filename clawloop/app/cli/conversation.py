@@ -13,7 +13,7 @@ from clawloop.core.contracts.turns import TurnKind, TurnStatus
 from clawloop.core.errors import EngineAnswerUnusable
 from clawloop.core.judging.voting import signed
 from clawloop.core.turns.canonical import is_volatile
-from clawloop.core.turns.explain import FORGOTTEN
+from clawloop.core.turns.explain import FORGOTTEN, learned_from
 from clawloop.core.turns.titles import plain_text, shortened
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _head(session: SessionView) -> Iterator[str]:
     if session.closed_why is not None:
         yield f"closed {age(session.closed_at)} ago: {session.closed_why}"
     if session.guarantee is not None:
-        yield f"at least one sample: {session.guarantee}"
+        yield f"learned from: {learned_from(session.guarantee)}"
 
 
 def _turn(turn: TurnView, exchange: Exchange, full: bool) -> Iterator[str]:

@@ -189,7 +189,7 @@ def _turn_facts(turn: TurnView) -> dict[str, str]:
 
 
 def _mean_vote(turn: TurnView) -> str | None:
-    """None without votes: what a user rated, no judge was asked about."""
+    """Mean vote; None if no judge voted, e.g. because the user rated the reply."""
     if turn.expected is None or not turn.votes:
         return None
     return f"{turn.expected:+.2f} of {turn.votes} valid votes"

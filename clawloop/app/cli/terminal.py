@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # Output ---------------------------------------------------------------------------------------------------------------
 # Prints tables, ages and JSON. Lists fit the terminal: only their last column is ever cut, never an id.
 #
-# What models and users said may hold control characters, which would move the cursor or change the terminal.
+# Texts of models and users may hold control characters, which would move the cursor or change the terminal.
 
 _GAP = "  "
 _LEAST_LAST = 12

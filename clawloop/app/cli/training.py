@@ -482,7 +482,7 @@ def compare_version(
 
     from clawloop.core.contracts.answers import Comparison
 
-    if policy is None:  # of another machine's gateway nobody knows here which policy has chats
+    if policy is None:  # another machine's gateway does not say which policy has chats
         policy = "default" if url is not None else with_policy(data, None, _named)
     path = f"/admin/v1/policies/{quote(policy, safe='')}/versions/{version}/compare"
     asked = {"prompts": prompt or None, "other": other}

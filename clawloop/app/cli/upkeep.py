@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 # Status ---------------------------------------------------------------------------------------------------------------
-# `clawloop status`: how all stands, in ten lines. Heavy imports happen inside the verb.
+# `clawloop status`: status of every component, in ten lines. Heavy imports happen inside the verb.
 
 _POLICIES = 3
 _LINES = 10

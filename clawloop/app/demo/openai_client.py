@@ -22,8 +22,8 @@ _RETRY_PAUSES = (1.0, 3.0, 9.0)
 _ATTEMPTS_IF_REFUSED = 4
 # A part that is away comes back by itself, or a person starts it; then the demo goes on.
 PATIENCE_SECONDS = 600.0
-# Of 32 at once a reply takes most of a minute on two idle cores, and the gateway holds requests for 150 s while its
-# only engine restarts.
+# A reply, one of 32 at once, takes most of a minute on two idle cores, and the gateway holds requests for 150 s while
+# its only engine restarts.
 _TIMEOUT_SECONDS = 240.0
 # The longest right answer has 70 tokens. The limit keeps an endless answer from delaying the others.
 MAX_TOKENS = 160

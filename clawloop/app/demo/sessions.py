@@ -57,7 +57,7 @@ class Scores:
         match: share of replies as the user likes them; exact: share of answers with the right content.
         requests: number of replies that `match` is of.
         words: mean length of these replies; cut: share that the limit of tokens ended; loops: number that say the same
-            again and again. None where nobody counts them.
+            again and again. None where they are not counted.
     """
 
     match: float

@@ -239,7 +239,7 @@ class Evaluation:
         user_model: plays the users; None: they are scripted.
         wait_minutes: longest wait until a session is learned.
         practice_minutes: pause before each further session with lessons in the prompt, once the user had three in a
-            row: engines practise while nobody chats.
+            row: engines practise while no user chats.
         report: gets a line of progress.
     """
 

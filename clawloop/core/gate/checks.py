@@ -345,7 +345,7 @@ def check_probes(
     if compared:
         wins, losses = (sum(each.preferred == sign for each in compared) for sign in (1, -1))
         told += f"; the judge prefers it {wins} times, its parent {losses} times of {len(compared)}"
-    # With fewer probes even a version that fails all of them could not be told from chance.
+    # With fewer probes even a version that fails all of them could not be distinguished from chance.
     enough = len(compared) >= MIN_COMPARED or sign_test(len(checked), 0) <= level
     if not enough:
         fewest = f"{MIN_COMPARED} compared or {_fewest(level)} with checked content"

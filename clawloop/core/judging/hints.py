@@ -95,15 +95,15 @@ def choose_hints(
     if not giving:
         return HintChoice((), answered, why=f"hint dropped: {offered[0][1]}")
     source = ", which may rest on tool output" if from_tools else ""
-    why = f"{giving} of {len(readable)} hint answers usable{source}"
+    why = f"the judge gave a usable hint in {giving} of {len(readable)} answers{source}"
     if giving < needed:
-        return HintChoice((), answered, why=f"{why}, {needed} needed")
+        return HintChoice((), answered, why=f"{why}, {needed} are needed")
     distinct: dict[tuple[str, ...], str] = {}  # by their words, so that punctuation makes no second hint
     for texts in zip_longest(*usable):
         for text in filter(None, texts):
             distinct.setdefault(tuple(comparable_words(text)), text)
     kept = sorted(list(distinct.values())[:MOST_HINTS], key=len, reverse=True)
-    return HintChoice(tuple(kept), answered=True, why=f"{why}, {len(kept)} different" if len(kept) > 1 else why)
+    return HintChoice(tuple(kept), answered=True, why=f"{why}, {len(kept)} different hints" if len(kept) > 1 else why)
 
 
 def next_message(words: str) -> HintChoice:

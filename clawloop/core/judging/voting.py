@@ -117,7 +117,7 @@ class Verdict:
         verdict: −1, 0 or 1; None without a valid vote.
         expected: mean of the valid votes, or of a direct vote's distribution; None without a verdict.
         reward: the verdict as a number; for a rating its exact score.
-        why: for people, e.g. "2 of 3 votes for -1".
+        why: for people, e.g. "2 of 3 votes bad".
     """
 
     verdict: Vote | None
@@ -131,6 +131,11 @@ def signed(verdict: int) -> str:
     return f"{verdict:+d}" if verdict else "0"
 
 
+def in_words(verdict: int) -> str:
+    """A verdict in a sentence: `good`, `neutral` or `bad`."""
+    return {1: "good", 0: "neutral", -1: "bad"}[verdict]
+
+
 def majority(votes: Sequence[Vote | None]) -> Verdict:
     """The most frequent valid vote; 0 in a tie for the first place; no verdict without a valid vote."""
     valid = [vote for vote in votes if vote is not None]
@@ -141,7 +146,7 @@ def majority(votes: Sequence[Vote | None]) -> Verdict:
     missing = f", {len(votes) - len(valid)} missing" if len(valid) < len(votes) else ""
     if others and others[0][1] == most:
         return Verdict(0, expected, 0.0, f"vote tie{missing}")
-    return Verdict(leader, expected, float(leader), f"{most} of {len(valid)} votes for {leader}{missing}")
+    return Verdict(leader, expected, float(leader), f"{most} of {len(valid)} votes {in_words(leader)}{missing}")
 
 
 def direct_vote(logprobs: Mapping[Vote, float]) -> Verdict:

@@ -784,7 +784,7 @@ def _of_lessons(recipe: Recipe) -> Iterator[tuple[bool, str, str]]:
     yield (
         lessons.retire and lessons.enabled and not lessons.practice,
         "lessons.retire",
-        "needs lessons.practice = true: what nobody practises is not learned",
+        "needs lessons.practice = true: lessons are learned by practice only",
     )
 
 

@@ -17,7 +17,7 @@ from clawloop.core.gate.checks import is_of_one_character
 from clawloop.core.ids import TurnId
 from clawloop.core.judging.hints import HintChoice
 from clawloop.core.judging.records import TurnDecision
-from clawloop.core.judging.voting import Verdict, signed
+from clawloop.core.judging.voting import Verdict, in_words
 from clawloop.core.recipes.recipe import Recipe, Signal
 from clawloop.core.turns.canonical import TEXT_PARTS
 from clawloop.core.turns.files import kind_of_part
@@ -310,7 +310,7 @@ _BY_MESSAGE = ("the user's words teach it", "no words teach it")
 
 
 def _why(signal: Signal, verdict: Verdict, hint: HintChoice) -> str:
-    of_verdict = verdict.why if verdict.verdict is None else f"verdict {signed(verdict.verdict)}: {verdict.why}"
+    of_verdict = verdict.why if verdict.verdict is None else f"verdict {in_words(verdict.verdict)}: {verdict.why}"
     taught, untaught = ("hint", "no hint") if signal.asks_for_hints else _BY_MESSAGE
     of_hint = f"{taught if hint.texts else untaught}: {hint.why}"
     shown = signal.verdicts or (signal.takes_ratings and verdict.verdict is not None)
@@ -375,5 +375,5 @@ def at_least_one(turns: Sequence[JudgedTurn], *, direct: bool = False) -> Fallba
         ask = tuple(candidate for _, _, candidate in scored)
         return FallbackSample(None, None, ask, "votes cancel out: direct vote asked for")
     if size < SMALLEST_EXPECTED:
-        return FallbackSample(None, None, (), f"no sample: largest expected score is {score:+.2f}")
-    return FallbackSample(turn_id, score, (), f"at least one: expected score {score:+.2f}")
+        return FallbackSample(None, None, (), f"no sample: the largest mean vote is {score:+.2f}")
+    return FallbackSample(turn_id, score, (), f"the only sample of its session: mean vote {score:+.2f}")

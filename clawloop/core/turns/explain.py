@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from clawloop.core.contracts.turns import MatchedBy, TurnOutcome, TurnStatus
 
-_MEANINGS = {
+MEANINGS = {
     TurnOutcome.SIDE: "a side turn: recorded, never trained",
     TurnOutcome.NO_FEEDBACK: "no later message is about the reply",
     TurnOutcome.NOT_TRAINABLE: "it cannot be trained",
@@ -16,10 +16,11 @@ _MEANINGS = {
     TurnOutcome.HELD_OUT: "never trained: versions are compared on it, or lessons are measured by it",
     TurnOutcome.TRAINED: "a step trained it",
     TurnOutcome.EXPIRED: "its sample expired",
-    TurnOutcome.QUARANTINED: "its step was bad",
+    TurnOutcome.QUARANTINED: "left out of training: its step failed, or the version of its step was rejected",
     TurnOutcome.ROLLED_BACK: "the version that was trained on it was rolled back",
     TurnOutcome.ERASED: "its content was erased",
 }
+"""Meanings of the outcomes, apart from `waiting`."""
 
 
 FOUND_BY = {
@@ -55,13 +56,28 @@ def explain(outcome: TurnOutcome, detail: str | None, status: TurnStatus, waitin
     if detail:
         return detail
     if outcome is not TurnOutcome.WAITING:
-        return _MEANINGS[outcome]
+        return MEANINGS[outcome]
     reason = _waits_for(waiting)
     if status is TurnStatus.ABORTED:
         return f"the client went away before the reply ended; {reason}"
     if status is TurnStatus.ERROR:
         return f"the engine failed before the reply ended; {reason}"
     return reason
+
+
+_LEARNED_FROM = (
+    ("has a sample", "at least one reply"),
+    ("the only sample of its session", "one reply"),
+    ("no sample", "no reply"),
+)
+
+
+def learned_from(guarantee: str) -> str:
+    """What the at-least-one rule did at a session's first close, in words that stand behind "learned from"."""
+    for stored, words in _LEARNED_FROM:
+        if guarantee.startswith(stored):
+            return words + guarantee.removeprefix(stored)
+    return guarantee
 
 
 def _waits_for(waiting: Waiting) -> str:

@@ -232,7 +232,7 @@ async def test_a_judge_that_fails_midway_is_asked_only_for_the_missing_votes(des
         await desk.judge_turn(session, second)
     desk.judge.votes = ["1"]
     (result,) = await desk.judge_turn(session, second)
-    assert (desk.judge.asked, result.why) == ([3, 1, 1], "verdict +1: 2 of 3 votes for 1")
+    assert (desk.judge.asked, result.why) == ([3, 1, 1], "verdict good: 2 of 3 votes good")
     assert desk.store.samples(first.turn_id) == [(SampleState.FRESH, 1.0)]
 
 

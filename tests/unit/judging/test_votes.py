@@ -223,13 +223,13 @@ any_vote: st.SearchStrategy[Vote | None] = st.sampled_from([-1, 0, 1, None])
 @pytest.mark.parametrize(
     ("votes", "verdict"),
     [
-        ([1, 1, -1], Verdict(1, 1 / 3, 1.0, "2 of 3 votes for 1")),
-        ([-1, -1, -1], Verdict(-1, -1.0, -1.0, "3 of 3 votes for -1")),
-        ([0, 0, 1], Verdict(0, 1 / 3, 0.0, "2 of 3 votes for 0")),
+        ([1, 1, -1], Verdict(1, 1 / 3, 1.0, "2 of 3 votes good")),
+        ([-1, -1, -1], Verdict(-1, -1.0, -1.0, "3 of 3 votes bad")),
+        ([0, 0, 1], Verdict(0, 1 / 3, 0.0, "2 of 3 votes neutral")),
         ([1, -1], Verdict(0, 0.0, 0.0, "vote tie")),
         ([1, 0, -1], Verdict(0, 0.0, 0.0, "vote tie")),
         ([1, 1, 0, 0, -1], Verdict(0, 0.2, 0.0, "vote tie")),
-        ([1, None, None], Verdict(1, 1.0, 1.0, "1 of 1 votes for 1, 2 missing")),
+        ([1, None, None], Verdict(1, 1.0, 1.0, "1 of 1 votes good, 2 missing")),
         ([1, None, -1], Verdict(0, 0.0, 0.0, "vote tie, 1 missing")),
         ([None, None], Verdict(None, None, None, "no valid vote")),
         ([], Verdict(None, None, None, "no valid vote")),
@@ -390,15 +390,15 @@ def test_all_usable_hints_are_kept_the_longest_first_and_one_positive_is_enough(
     assert choose_hints(votes, evidence()) == HintChoice(
         ("Use Python, and add type annotations.", "Use Python here."),
         answered=True,
-        why="2 of 3 hint answers usable, 2 different",
+        why="the judge gave a usable hint in 2 of 3 answers, 2 different hints",
     )
-    assert choose_hints([hint("Use Python here.")], evidence()).why == "1 of 1 hint answers usable"
+    assert choose_hints([hint("Use Python here.")], evidence()).why == "the judge gave a usable hint in 1 of 1 answers"
 
 
 def test_one_hint_given_three_times_is_one_hint() -> None:
     votes = [hint("Use Python here."), hint("use python, here"), hint("Use Python here.")]
     assert choose_hints(votes, evidence()) == HintChoice(
-        ("Use Python here.",), answered=True, why="3 of 3 hint answers usable"
+        ("Use Python here.",), answered=True, why="the judge gave a usable hint in 3 of 3 answers"
     )
 
 
@@ -432,10 +432,10 @@ def test_an_insertion_is_stored_as_the_inserted_tokens() -> None:
 def test_as_many_answers_must_have_a_usable_hint_as_are_needed() -> None:
     votes = [NONE, hint("Use Python here."), None, hint("Use Python."), hint("Be formal.")]
     assert choose_hints(votes, evidence(), 2).texts == ("Use Python here.", "Use Python.")
-    why = "2 of 4 hint answers usable, 3 needed"
+    why = "the judge gave a usable hint in 2 of 4 answers, 3 are needed"
     assert choose_hints(votes, evidence(), 3) == HintChoice((), answered=True, why=why)
     unread = [None, None, hint("Use Python here.")]
-    why = "1 of 1 hint answers usable, 2 needed"
+    why = "the judge gave a usable hint in 1 of 1 answers, 2 are needed"
     assert choose_hints(unread, evidence(), 2) == HintChoice((), answered=False, why=why)
     for readable in (NONE, hint("Python")):
         assert not choose_hints([None, None, readable], evidence(), 2).answered

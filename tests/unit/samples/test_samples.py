@@ -47,7 +47,7 @@ GOOD, BAD, ZERO, TIE, MISSING = (
     majority([None]),
 )
 BINARY, OPD, COMBINED = Signal(hints=False), Signal(verdicts=False, at_least_one=False), Signal()
-HINT = HintChoice(("Use Python.",), answered=True, why="1 of 1 hint answers usable")
+HINT = HintChoice(("Use Python.",), answered=True, why="the judge gave a usable hint in 1 of 1 answers")
 NO_HINT = HintChoice((), answered=True, why="the judge found no hint")
 NO_ANSWER = HintChoice((), answered=False, why="no valid hint answer")
 SAMPLED, UNDECIDED, UNJUDGED = TurnOutcome.SAMPLED, TurnOutcome.UNDECIDED, TurnOutcome.UNJUDGED
@@ -97,8 +97,8 @@ def test_the_decision_table(
 @pytest.mark.parametrize(
     ("signal", "verdict", "hint", "why"),
     [
-        (COMBINED, BAD, HINT, "verdict -1: 3 of 3 votes for -1; hint: 1 of 1 hint answers usable"),
-        (COMBINED, TIE, NO_HINT, "verdict 0: vote tie; no hint: the judge found no hint"),
+        (COMBINED, BAD, HINT, "verdict bad: 3 of 3 votes bad; hint: the judge gave a usable hint in 1 of 1 answers"),
+        (COMBINED, TIE, NO_HINT, "verdict neutral: vote tie; no hint: the judge found no hint"),
         (BINARY, MISSING, HINT, "no valid vote"),
         (OPD, GOOD, NO_ANSWER, "no hint: no valid hint answer"),
     ],
@@ -109,7 +109,7 @@ def test_a_decision_has_a_reason(signal: Signal, verdict: Verdict, hint: HintCho
 
 def test_a_turn_that_cannot_be_trained_is_judged_and_shown_but_not_sampled() -> None:
     assert decide(BINARY, GOOD, NOT_ASKED, "not trainable: top_p") == TurnDecision(
-        TurnOutcome.NOT_TRAINABLE, "not trainable: top_p (verdict +1: 2 of 3 votes for 1)"
+        TurnOutcome.NOT_TRAINABLE, "not trainable: top_p (verdict good: 2 of 3 votes good)"
     )
 
 
@@ -427,7 +427,7 @@ def judged(number: int, expected: float | None, trainable: bool = True, sampled:
 def test_the_turn_with_the_largest_expected_score_is_sampled_with_that_score() -> None:
     found = at_least_one([judged(1, 0.2), judged(2, -1 / 3), judged(3, 1 / 3), judged(4, None)])
     assert (found.turn_id, found.reward, found.ask) == (turn(2), -1 / 3, ())
-    assert found.why == "at least one: expected score -0.33"
+    assert found.why == "the only sample of its session: mean vote -0.33"
 
 
 def test_a_session_with_a_sample_needs_no_other() -> None:
@@ -446,7 +446,7 @@ def test_after_direct_votes_the_largest_counts_and_nothing_is_asked_again() -> N
     for scores in ((0.0, 0.0), (0.02, -0.049)):
         found = at_least_one([judged(at, score) for at, score in enumerate(scores)], direct=True)
         assert (found.turn_id, found.ask) == (None, ())
-        assert found.why.startswith("no sample: largest expected score is")
+        assert found.why.startswith("no sample: the largest mean vote is")
 
 
 def test_a_score_below_the_bound_gives_no_sample() -> None:
@@ -543,16 +543,16 @@ def test_votes_are_weighted_against_an_outcome_by_the_recipe(weight: float, outc
 @pytest.mark.parametrize(("outcome", "judge"), [(1, "+0.44"), (-1, "-0.22")])
 def test_the_reason_names_what_the_votes_earned_the_judge(outcome: int, judge: str) -> None:
     """R·S of each vote on average: 4/3 · (1 + 1 − 1)/3, and −2/3 · 1/3."""
-    turn = Member(new_turn_id(), 1 / 3, None, "2 of 3 votes for 1", taken=False, mean_vote=1 / 3)
+    turn = Member(new_turn_id(), 1 / 3, None, "2 of 3 votes good", taken=False, mean_vote=1 / 3)
     (decision,) = decide_by_outcome([turn], outcome).values()
-    assert decision.why == f"outcome {outcome:+d}, process +0.33, judge {judge} (2 of 3 votes for 1)"
+    assert decision.why == f"outcome {outcome:+d}, process +0.33, judge {judge} (2 of 3 votes good)"
     (alone,) = decide_by_outcome([turn], None).values()
-    assert alone.why == "process +0.33, no outcome (2 of 3 votes for 1)"
+    assert alone.why == "process +0.33, no outcome (2 of 3 votes good)"
 
 
 def test_a_reply_cut_by_length_gets_the_full_penalty_and_the_reason_names_it() -> None:
     found = shape_reward(OVERLONG, majority([-1]), Relation.NONE, tokens=3, cut_by_length=True)
-    assert (found.reward, found.why) == (-2.0, "1 of 1 votes for -1, length -1.00")
+    assert (found.reward, found.why) == (-2.0, "1 of 1 votes bad, length -1.00")
 
 
 def test_length_alone_is_no_verdict_but_counts_in_a_group() -> None:
