@@ -303,7 +303,7 @@ async def test_a_smaller_batch_is_taken_once_its_oldest_sample_has_waited_long_e
 async def test_a_batch_waits_until_the_schedule_opens(scripted: ScriptedLearning, learner: Learner) -> None:
     scripted.closed_seconds = 2.0
     await learner.samples(16)
-    await learner.shows("waiting: outside of its hours; 16 of 16 samples for the next step")
+    await learner.shows("waiting: outside of its hours; 16 of 16 samples")
     scripted.closed_seconds = None
     await answers(scripted, 1)
     assert "claim 1: 16" in scripted.happened
