@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.core.contracts.sessions import KeyOfTurns, RejudgeRequested, SessionFacts, WaitingWork
 from clawloop.core.contracts.training import StepState
 from clawloop.core.contracts.turns import TurnOutcome
-from clawloop.core.ids import ApiKeyId, SessionId, TurnId
+from clawloop.core.ids import ApiKeyId, FeedbackId, SessionId, TurnId
 from db.database import PostgresStore, transaction
 from db.serving.keys import secretless_key
 from db.tables import ApiKeyRow, FeedbackRow, PolicyRow, SessionRow, StepRow, TemporalServerRow, TurnRow, VersionRow
@@ -55,7 +55,7 @@ async def forget_signals(connection: AsyncConnection) -> WaitingWork:
 
     Idempotent. Of other locks the caller may hold the row of `temporal_server` alone.
     """
-    # Lock this row first: `were_forgotten` then blocks here and reads the new time.
+    # Lock this row first: `_were_forgotten` then blocks here and reads the new time.
     await connection.execute(select(TemporalServerRow.only_row).with_for_update())
     await connection.execute(update(TemporalServerRow).values(forgotten_at=func.now()))
     # Policies first, as everywhere; in the order in which judging locks several, as it may go on meanwhile.
@@ -67,7 +67,23 @@ async def forget_signals(connection: AsyncConnection) -> WaitingWork:
     return WaitingWork(len(set(waiting)), len(waiting), (await connection.execute(feedback)).rowcount)
 
 
-async def were_forgotten(connection: AsyncConnection, ago: timedelta) -> bool:
+async def mark_turns_notified(connection: AsyncConnection, turns: Sequence[TurnId], ago: timedelta) -> None:
+    """Record that the workflows of these turns were notified, the first one so long ago; keeps the time of the first
+    call. Records nothing if the signals may be lost."""
+    if not await _were_forgotten(connection, ago):
+        pending = update(TurnRow).where(TurnRow.id.in_(turns), TurnRow.announced_at.is_(None))
+        await connection.execute(pending.values(announced_at=func.now()))
+
+
+async def mark_feedback_notified(connection: AsyncConnection, feedback: Sequence[FeedbackId], ago: timedelta) -> None:
+    """Record that workflows were notified of this feedback, the first one so long ago; nothing if the signals may be
+    lost."""
+    if not await _were_forgotten(connection, ago):
+        notified = update(FeedbackRow).where(FeedbackRow.id.in_(feedback))
+        await connection.execute(notified.values(announced_at=func.now()))
+
+
+async def _were_forgotten(connection: AsyncConnection, ago: timedelta) -> bool:
     """True if signals that were sent so long ago may since have been marked as never sent; stays as it is until the
     transaction ends.
 

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import and_, func, or_, select, update
+from sqlalchemy import and_, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.core.contracts.sessions import FeedbackGiven, SessionFacts, SessionState, TurnRecorded
 from clawloop.core.contracts.turns import TurnKind
 from clawloop.core.ids import FeedbackId, SessionId, TurnId
 from db.database import PostgresStore, transaction
-from db.recovery import were_forgotten
+from db.recovery import mark_feedback_notified, mark_turns_notified
 from db.tables import ApiKeyRow, FeedbackRow, SessionRow, TurnRow
 from db.turns.stored_bytes import merge_stored_bytes
 
@@ -74,19 +74,13 @@ class PostgresSweepStore(PostgresStore):
 
     @transaction
     async def mark_notified(self, connection: AsyncConnection, turn_ids: Sequence[TurnId], ago: timedelta) -> None:
-        if await were_forgotten(connection, ago):
-            return
-        pending = update(TurnRow).where(TurnRow.id.in_(turn_ids), TurnRow.announced_at.is_(None))
-        await connection.execute(pending.values(announced_at=func.now()))
+        await mark_turns_notified(connection, turn_ids, ago)
 
     @transaction
     async def mark_feedback_notified(
         self, connection: AsyncConnection, feedback_ids: Sequence[FeedbackId], ago: timedelta
     ) -> None:
-        if await were_forgotten(connection, ago):
-            return
-        notified = update(FeedbackRow).where(FeedbackRow.id.in_(feedback_ids))
-        await connection.execute(notified.values(announced_at=func.now()))
+        await mark_feedback_notified(connection, feedback_ids, ago)
 
     @transaction
     async def merge_stored_bytes(self, connection: AsyncConnection) -> int:

@@ -121,7 +121,8 @@ _NAME = 200  # characters of a file's name that a model reads
 
 @dataclass(slots=True)
 class Unreadable:
-    """What no engine reads: refused in the last user message; before it kept as a line, as the session would end there.
+    """Content that no engine reads: refused in the last user message, kept as a line in earlier ones, which every
+    later request holds again.
 
     Args:
         ignored: gets the names of what is kept as a line.
@@ -132,7 +133,7 @@ class Unreadable:
     earlier: bool = False
 
     def line(self, kind: str, name: Any, place: str, refused: RequestRejected) -> str:
-        """What a model reads in its place.
+        """The line that a model reads in place of the content.
 
         Raises:
             RequestRejected: as given, if the user says it now.

@@ -27,7 +27,7 @@ from clawloop.core.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedb
 from db.content import content_of, storable
 from db.database import PostgresStore, transaction
 from db.judging.rewards import finalize_outcome_of
-from db.recovery import were_forgotten
+from db.recovery import mark_feedback_notified
 from db.tables import ApiKeyRow, FeedbackRequestRow, FeedbackRow, JudgementRow, SampleRow, SessionRow, TurnRow
 from db.training.policies import lock_policy
 from db.training.recipes import recipe_by_hash
@@ -166,9 +166,7 @@ class PostgresFeedbackStore(PostgresStore):
 
     @transaction
     async def mark_feedback_notified(self, connection: AsyncConnection, feedback: FeedbackId, ago: timedelta) -> None:
-        if await were_forgotten(connection, ago):
-            return
-        await connection.execute(update(FeedbackRow).where(FeedbackRow.id == feedback).values(announced_at=func.now()))
+        await mark_feedback_notified(connection, [feedback], ago)
 
 
 async def _remember(

@@ -35,7 +35,7 @@ from clawloop.core.turns.places import PlacedReply
 from db.content import ContentCodec, content_of, exact_json, logprobs_to_bytes, storable
 from db.database import Database, PostgresStore, Raw, raw_connection, transaction
 from db.erasure import BARE_TURN
-from db.recovery import were_forgotten
+from db.recovery import mark_turns_notified
 from db.tables import PrefixRole, TurnRow
 from db.turns.files import insert_files, insert_references
 from db.turns.prepared_turn import PreparedTurn, Request
@@ -568,10 +568,7 @@ class PostgresTurnStore(PostgresStore):
 
     @transaction
     async def mark_notified(self, connection: AsyncConnection, turn_ids: Sequence[TurnId], ago: timedelta) -> None:
-        if await were_forgotten(connection, ago):
-            return
-        pending = update(TurnRow).where(TurnRow.id.in_(turn_ids), TurnRow.announced_at.is_(None))
-        await connection.execute(pending.values(announced_at=func.now()))
+        await mark_turns_notified(connection, turn_ids, ago)
 
     @transaction
     async def load(self, connection: AsyncConnection, turn_id: TurnId) -> StoredTurn | None:
